@@ -248,25 +248,50 @@ def test_a_server_that_dies_is_started_again_under_another_name_and_none_is_left
                     found.append(child)
         return found
 
-    with server_processes.replicas(Recipe(), Run.create(tmp_path / "run"), ("3",)) as (url,):
+    with server_processes.replicas(Recipe(), Run.create(tmp_path / "run"), ("3",)) as made:
+        (url,) = made.urls
         assert httpx.get(url, trust_env=False).text == "agentkit#1"
         (server,) = serving()
         assert server.environ()["CUDA_VISIBLE_DEVICES"] == "3"
         sockets = Path(server.environ()["VLLM_RPC_BASE_PATH"])
         assert sockets.is_dir()
+        assert not made.have_died()
         server.kill()
-        deadline, name = time.monotonic() + 60, ""
-        while name != "agentkit#2" and time.monotonic() < deadline:
-            with contextlib.suppress(httpx.HTTPError):
-                name = httpx.get(url, trust_env=False).text
-        assert name == "agentkit#2"
+        server.wait(60)
+        assert made.have_died()
+        made.wait()
+        assert httpx.get(url, trust_env=False).text == "agentkit#2" and not made.have_died()
     assert not serving() and not sockets.exists()
+
+
+def _end(child: subprocess.Popen) -> None:
+    child.kill()
+    child.wait()
+
+
+def test_training_waits_for_servers_only_where_all_have_died_and_not_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_processes, "_command", lambda *unused: [sys.executable, "-c", ANSWERS])
+    monkeypatch.setattr(server_processes, "LOOK_S", 0.1)
+    monkeypatch.setattr(server_processes, "RESTARTS", 1)
+    with server_processes.replicas(Recipe(), Run.create(tmp_path / "run"), ("3", "4")) as made:
+        for number, server in enumerate(made._servers):
+            _end(server.child)
+            assert made.have_died() == (number == 1)
+        made.wait()
+        for server in made._servers:
+            _end(server.child)
+        assert not made.have_died(), "for good: nobody starts them again"
+        with pytest.raises(EngineError, match="ended with status -9"):
+            made.wait()
+    with server_processes.replicas(Recipe(), Run.create(tmp_path / "none"), ()) as made:
+        assert not made.have_died()
 
 
 def test_what_a_server_has_merged_goes_with_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(server_processes, "_command", lambda *unused: [sys.executable, "-c", ANSWERS])
-    with server_processes.replicas(Recipe(), Run.create(tmp_path / "run"), ("3",)) as (url,):
+    with server_processes.replicas(Recipe(), Run.create(tmp_path / "run"), ("3",)) as made:
+        (url,) = made.urls
         folder = server_processes.served(int(url.rpartition(":")[2]))
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_bytes(b"weights")

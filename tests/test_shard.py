@@ -104,8 +104,8 @@ def elsewhere(folder):  # noqa: F811
     pytest.importorskip("vllm")
     run, lab = prepared(folder, "served", engine="vllm", **HALVES)
     run.update(recipe=lab.recipe.everything())
-    with server_processes.replicas(lab.recipe, run, [""]) as (url,):
-        yield {"engine": "server", "server_urls": url}
+    with server_processes.replicas(lab.recipe, run, [""]) as made:
+        yield {"engine": "server", "server_urls": made.urls[0]}
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ elsewhere, which a recipe names in server_urls.
 """
 
 import contextlib
+import operator
 import os
 import secrets
 import shutil
@@ -96,12 +97,38 @@ class _Server:
         return False
 
 
-@contextlib.contextmanager
-def replicas(recipe: Recipe, run: Run, cards: Sequence[str]) -> Iterator[list[str]]:
-    """The addresses of a server on each card or cards ("" on a CPU), all of which answer; none without cards.
+class Replicas:
+    """Servers of one model, at ``urls``."""
 
-    They serve the policy that GRPO starts from. Raises EngineError with what a server wrote last, where one
-    does not come up.
+    def __init__(self, servers: Sequence[_Server]):
+        self._servers = servers
+        self.urls = [server.url for server in servers]
+        self._answer()
+
+    def _answer(self) -> None:
+        for server in self._servers:
+            _wait(server)
+            shutil.rmtree(server.folder, ignore_errors=True)  # it has read its model
+        self._starts = [server.starts for server in self._servers]
+
+    def wait(self) -> None:
+        """Until those that died, and are started again, answer. Raises EngineError where one does not."""
+        while any(server.has_died() for server in self._servers):
+            time.sleep(LOOK_S)
+        self._answer()
+
+    def have_died(self) -> bool:
+        """Whether every one of them has since they were waited for, also if it is up again."""
+        now = [server.starts + server.has_died() for server in self._servers]
+        return bool(now) and all(map(operator.gt, now, self._starts))
+
+
+@contextlib.contextmanager
+def replicas(recipe: Recipe, run: Run, cards: Sequence[str]) -> Iterator[Replicas]:
+    """A server on each card or cards ("" on a CPU), all of which answer; none without cards.
+
+    They serve the policy that GRPO starts from, and are started again when they die. Raises EngineError with
+    what a server wrote last, where one does not come up.
     """
     token, made = uuid.uuid4().hex, []
     try:
@@ -109,11 +136,9 @@ def replicas(recipe: Recipe, run: Run, cards: Sequence[str]) -> Iterator[list[st
             log = run.file(f"server-{number}.log")
             log.write_bytes(b"")
             made.append(_Server(_command(recipe, run, bool(card)), card, f"{token}-{number}", log))
-        for server in made:
-            _wait(server)
-            shutil.rmtree(server.folder, ignore_errors=True)  # it has read its model
+        up = Replicas(made)
         with repeated(lambda: [server.start() for server in made if server.has_died()], LOOK_S):
-            yield [server.url for server in made]
+            yield up
     finally:
         for server in made:
             server.child.terminate()

@@ -164,12 +164,21 @@ class Work:
             number, cards, serving = topology.processes, topology.training, topology.serving
         number = processes or number
         nodes = topology.nodes if number % topology.nodes == 0 else 1
-        with replicas(self.lab.recipe, self.run, serving) as urls:
-            recipe = settled(self.lab.recipe, topology, urls)
+        with replicas(self.lab.recipe, self.run, serving) as servers:
+            recipe = settled(self.lab.recipe, topology, servers.urls)
             written = {"recipe": recipe, "job": job, "arguments": arguments}
-            _let_go()
-            children = _Children(self.run, name, number, cards, patience(self.recipe), written, nodes)
-            result = children.result(tell)
+            given = self.run, name, number, cards, patience(self.recipe), written, nodes
+            while True:
+                _let_go()
+                try:
+                    result = _Children(*given).result(tell)
+                    break
+                except RunError as error:
+                    if not servers.have_died() or self.lab.recipe.resume == "never":
+                        raise
+                    again = "Its servers are started again, and it goes on by itself."
+                    print(f"{error}\n{again}", file=sys.stderr)
+                    servers.wait()
         self._done["ranks"][f"{name} {arguments.get('name', '')}".strip()] = result.pop("ranks")
         return result
 
