@@ -85,6 +85,7 @@ def test_a_cold_start_on_shards_leaves_the_adapter_of_one_on_whole_weights(folde
         torch.testing.assert_close(adapters[1][name], values, rtol=0, atol=1e-5)
 
 
+SPLIT = {"topology": "split", "replicas": 1, "engine": "vllm"}
 HALVES = {"deterministic": False, "steps": 4, "weight_sync": "lora", "val_every": 4, "save_every": 2}
 
 
@@ -92,16 +93,18 @@ HALVES = {"deterministic": False, "steps": 4, "weight_sync": "lora", "val_every"
 def whole(folder):  # noqa: F811
     """Four steps at once, sharded, with a server that the training starts."""
     pytest.importorskip("vllm")
-    split = {"topology": "split", "replicas": 1, "engine": "vllm"}
-    run, lab = prepared(folder, "whole", shard=True, **split, **HALVES)
+    run, lab = prepared(folder, "whole", shard=True, **SPLIT, **HALVES)
     Work(lab, run).train()
     return read_jsonl(run.file("train", "metrics.jsonl"))
 
 
-@pytest.fixture(scope="module")
-def elsewhere(folder):  # noqa: F811
-    """The address of a server that nobody of the training has started."""
+@pytest.fixture(params=["its own", "another's"])
+def server(folder, request):  # noqa: F811
+    """Recipe keys of a server that the training starts, or that nobody of it has started."""
     pytest.importorskip("vllm")
+    if request.param == "its own":
+        yield SPLIT
+        return
     run, lab = prepared(folder, "served", engine="vllm", **HALVES)
     run.update(recipe=lab.recipe.everything())
     with server_processes.replicas(lab.recipe, run, [""]) as made:
@@ -109,18 +112,18 @@ def elsewhere(folder):  # noqa: F811
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [True, False])
-def test_a_checkpoint_goes_on_with_shards_and_without(folder, whole, elsewhere, first):  # noqa: F811
+def test_a_checkpoint_goes_on_with_shards_and_without(folder, whole, server):  # noqa: F811
     """GRPO with a server that rolls out, four steps at once and in two halves, of which one is sharded."""
+    name, first = f"halves-{server['engine']}", server is SPLIT
 
     def stop_after_two(row):
         if row["step"] == 2:
             raise KeyboardInterrupt
 
-    run, lab = prepared(folder, f"halves-{first}", shard=first, **elsewhere, **HALVES)
+    run, lab = prepared(folder, name, shard=first, **server, **HALVES)
     with pytest.raises(KeyboardInterrupt):
         Work(lab, run).train(stop_after_two)
-    _, other = prepared(folder, f"halves-{first}", shard=not first, **elsewhere, **HALVES)
+    _, other = prepared(folder, name, shard=not first, **server, **HALVES)
     assert Work(other, run).train()["steps"] == 4
     halves = read_jsonl(run.file("train", "metrics.jsonl"))
     assert [row["step"] for row in halves] == [0, 1, 2, 3, 4], "it went on"

@@ -17,8 +17,9 @@ from typing import Any
 
 from datasets import Dataset
 from transformers import set_seed
+from trl import GRPOConfig
+from trl.chat_template_utils import qwen3_template
 
-import agentkit.training  # noqa: F401 - before TRL, whose warning about vLLM it silences
 from agentkit.bench.common import case, messages, report
 from agentkit.policies.loading import load_agent
 from agentkit.policies.transformers import TransformersPolicy
@@ -28,9 +29,7 @@ from agentkit.rollouts.policy import Request
 from agentkit.tasks import Suite
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.environments import CorpusEnvironment
-
-from trl import GRPOConfig, GRPOTrainer  # isort: skip
-from trl.chat_template_utils import qwen3_template  # isort: skip
+from agentkit.training.trl_trainer import GRPOTrainer
 
 TURNS, TURN_TOKENS, TEMPERATURE = 6, 72, 0.7
 GROUP = 8

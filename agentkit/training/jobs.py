@@ -1,8 +1,8 @@
 """The jobs of notebooks 02, 03 and 05: each the same function in this process or in several together.
 
 They take the lab, the run and somebody to tell metrics, and leave what they made in the run's files, written
-by the first process. TRL is loaded where one trains with it: it takes two seconds, and looks at the device.
-Leaves out who does them (launch) and preflight (preflight).
+by the first process. TRL, which looks at the device, is loaded where one trains with it. Leaves out who does
+them (launch) and preflight (preflight).
 """
 
 from dataclasses import replace

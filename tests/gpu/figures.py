@@ -26,7 +26,6 @@ import engines
 import survive
 import torch
 from torch.nn.attention import SDPBackend
-from trl import GRPOTrainer
 
 from agentkit import nano
 from agentkit.bench.update import _batch
@@ -45,6 +44,7 @@ from agentkit.training.merge import logprobs as run_logprobs
 from agentkit.training.merge import merge
 from agentkit.training.peer import SharingTrainer, StockTrainer, as_batch, logprobs, make_trainer
 from agentkit.training.sft import fine_tune
+from agentkit.training.trl_trainer import GRPOTrainer
 from agentkit.training.update_timing import update_seconds
 
 torch.backends.cuda.enable_cudnn_sdp(False)  # as load_agent has it
