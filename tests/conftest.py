@@ -27,9 +27,10 @@ settings.load_profile("agentkit")
 
 
 SLOWEST = (  # files that take a minute or more, the longest first
-    "test_sweep", "test_jupyterlab", "test_own_work", "test_notebooks", "test_launch", "test_kills", "test_nodes",
-    "test_image", "test_tcr", "test_memory", "test_hindsight", "test_real_recipes", "test_commands",
-    "test_drawing",
+    "test_commands", "test_sweep", "test_jupyterlab", "test_own_work", "test_nodes", "test_kills", "test_launch",
+    "test_notebooks", "test_cards", "test_shard", "test_real_recipes", "test_memory", "test_hindsight", "test_image",
+    "test_tcr", "test_vllm", "test_autopsies", "test_ordebug", "test_unsloth", "test_gpu_script", "test_drawing",
+    "test_slots", "test_async_peer",
 )  # fmt: skip
 
 

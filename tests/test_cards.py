@@ -145,7 +145,7 @@ def test_an_orphan_ends_although_a_foster_parent_took_it():
 SEEN = "import torch; torch.cuda.device_count = lambda: {}"  # run by every kernel before its first cell
 TINY = {"n_tasks": 60, "sft_transcripts": 1, "sft_tasks": 8, "test_samples": 1, "measure_base": False, "steps": 1,
         "prompts_per_step": 4, "group_size": 2, "micro_batch": 2, "val_every": 2, "val_tasks": 4,
-        "preflight": "warn"}  # fmt: skip
+        "preflight": "warn", "max_turns": 4, "max_turn_tokens": 48, "max_tokens": 256}  # fmt: skip
 
 
 def headless(tmp_path, cards):

@@ -112,7 +112,7 @@ def killed(command: list[str], environ: dict[str, str], run: Run, who: str, phas
         while not (PHASES[phase](run) and found):
             assert made.poll() is None, f"it ended before its {phase}: {said.read_text()[-3000:]}"
             found = [process for process in found if process.is_running()] or _of(mark, who)
-            time.sleep(0.01)
+            time.sleep(0.05 if found else 0.3)
         found[-1].kill()
         made.wait(timeout=300)
         psutil.wait_procs(_of(mark), timeout=120)  # of a kernel, which end their step

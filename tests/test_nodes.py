@@ -32,7 +32,7 @@ from agentkit.training.launch import Work
 from agentkit.training.processes import TrainingStopped
 
 ROOT = Path(__file__).resolve().parents[1]
-JOIN = "import sys; from agentkit import cli; from agentkit.training import nodes; nodes.LOST_S = 20; "
+JOIN = "import sys; from agentkit import cli; from agentkit.training import nodes; nodes.LOST_S, nodes.BEAT_S = 12, 0.5; "
 PATHS = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
@@ -40,6 +40,7 @@ PATHS = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 def reachable(monkeypatch):
     """Both machines are this one, whose name nobody may know."""
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setattr(nodes, "BEAT_S", 0.5)
 
 
 @contextlib.contextmanager
@@ -104,7 +105,7 @@ def test_two_machines_train_the_adapter_of_two_processes_on_one(folder):  # noqa
 @pytest.mark.slow
 def test_what_is_killed_on_another_machine_is_named_nobody_is_left_and_the_run_goes_on(folder, monkeypatch):  # noqa: F811
     """A rank, then a machine with its torchrun, then its join alone, whose processes end with a checkpoint."""
-    monkeypatch.setattr(nodes, "LOST_S", 20)
+    monkeypatch.setattr(nodes, "LOST_S", 12)
     run, lab = prepared(folder, "lost", nodes=2, steps=9, save_every=1, val_every=9)
     named = r"machine 1 \(.+\) failed: process 0 was ended by SIGKILL.*launch-1.log.*checkpoint-\d is kept, run this"
     lost = r"machine 1 \(.+\) was lost, .* agentkit join .*lost --node 1.*checkpoint-\d is kept, run this"
@@ -179,12 +180,10 @@ def test_a_launch_that_is_killed_leaves_a_machine_that_does_the_next_one(folder)
 
 
 def test_a_machine_that_never_comes_is_named(folder, monkeypatch, capsys):  # noqa: F811
-    monkeypatch.setattr(nodes, "JOIN_S", 10)
+    monkeypatch.setattr(nodes, "JOIN_S", 4)
     monkeypatch.setattr(nodes, "BEAT_S", 0.4)
     run, lab = prepared(folder, "alone", nodes=2)
-    with pytest.raises(
-        RunError, match=r"machine 1 has not come for 10 s, start there: agentkit join .*alone"
-    ):
+    with pytest.raises(RunError, match=r"machine 1 has not come for 4 s, start there: agentkit join .*alone"):
         Work(lab, run).train()
     assert "waiting for machine 1, start there: agentkit join" in capsys.readouterr().err
     assert not _workers(run) and not list(run.path.glob(".job*"))

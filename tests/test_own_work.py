@@ -81,13 +81,13 @@ def test_public_rows_train_and_test_with_the_tools_that_fit_them(tmp_path):
     tasks = []
     for name in ("gsm8k", "hotpotqa", "mbpp", "open_agentrl"):
         (tmp_path / name).mkdir()
-        source = write(tmp_path / name / "train.jsonl", *(rows_like(name, number) for number in range(60)))
+        source = write(tmp_path / name / "train.jsonl", *(rows_like(name, number) for number in range(30)))
         tasks += hub.load(name, source).tasks
     path = write_tasks(tmp_path / "tasks.jsonl", tasks)
     run = load_run(run_all(tmp_path, {"tasks": path.name, "sft": False}))
     assert {s: run.manifest["stages"][s]["status"] for s in STAGES} == dict.fromkeys(STAGES, "done")
     family = {task.id: task.family for task in run.tasks}
-    assert {f: sum(g == f for g in family.values()) for f in tools} == dict.fromkeys(tools, 60)
+    assert {f: sum(g == f for g in family.values()) for f in tools} == dict.fromkeys(tools, 30)
     lab = Lab.of(run)
     for name, expected in tools.items():
         assert set(tools_of(lab.environments[name]())) == expected

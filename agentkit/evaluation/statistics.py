@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy import special, stats
+import scipy  # scipy.stats, half a second, where it is used
+from scipy import special
 from scipy.optimize import brentq
 
 ALPHA = 0.05  # level of every test; intervals are at 1 - ALPHA
@@ -290,7 +291,7 @@ def sign_flip_p(differences: np.ndarray) -> float:
     chances = np.ones(1)  # of the sum of the positive ones
     for step, count in zip(*np.unique(np.abs(steps), return_counts=True), strict=True):
         positive = np.zeros(step * count + 1)
-        positive[::step] = stats.binom.pmf(np.arange(count + 1), count, 0.5)
+        positive[::step] = scipy.stats.binom.pmf(np.arange(count + 1), count, 0.5)
         chances = np.convolve(chances, positive)
     sums = np.abs(2 * np.arange(total + 1) - total)
     p = float(chances[sums > observed].sum() + 0.5 * chances[sums == observed].sum())
@@ -298,7 +299,7 @@ def sign_flip_p(differences: np.ndarray) -> float:
 
 
 def _monte_carlo_p(differing: np.ndarray) -> float:
-    test = stats.permutation_test(
+    test = scipy.stats.permutation_test(
         (differing,),
         lambda x, axis: x.sum(axis=axis),
         permutation_type="samples",
@@ -360,7 +361,7 @@ def dunnett(pvalues: Sequence[float], freedom: Sequence[float]) -> tuple[list[fl
 
     def corrected(test: int, left: int) -> float:
         p = pvalues[test]
-        largest = _largest_of(left, float(stats.t.isf(p / 2, freedom[test])), freedom[test])
+        largest = _largest_of(left, float(scipy.stats.t.isf(p / 2, freedom[test])), freedom[test])
         return min(max(largest, p), left * p)  # which it lies between, whatever the quadrature's error
 
     adjusted = _step_down(pvalues, corrected)
@@ -377,14 +378,20 @@ def dunnett_level(freedom: float, tests: int) -> float:
     """The level of one t test at which the family-wise error of so many against one arm is ALPHA."""
     if tests == 1:
         return ALPHA
-    least, most = (float(stats.t.isf(level / 2, freedom)) for level in (ALPHA, ALPHA / tests / 1.1))
+    least, most = (float(scipy.stats.t.isf(level / 2, freedom)) for level in (ALPHA, ALPHA / tests / 1.1))
     t = float(brentq(lambda t: _largest_of(tests, t, freedom) - ALPHA, least, most, xtol=1e-6))
-    return 2 * float(stats.t.sf(t, freedom))
+    return 2 * float(scipy.stats.t.sf(t, freedom))
+
+
+@lru_cache(1024)
+def _errors(freedom: float) -> np.ndarray:
+    """Quantiles of an estimated standard error's share of the true one, shape (200,)."""
+    return np.sqrt(scipy.stats.chi2.ppf((np.arange(200) + 0.5) / 200, freedom) / freedom)
 
 
 def _largest_of(tests: int, t: float, freedom: float) -> float:
     """Chance that the largest of so many |t| is above ``t``, all against one arm that they equal."""
-    error = np.sqrt(stats.chi2.ppf((np.arange(200) + 0.5) / 200, freedom) / freedom)[:, None]
+    error = _errors(freedom)[:, None]
     shared, weights = np.polynomial.hermite_e.hermegauss(40)  # the one arm's own error
     bound = math.sqrt(2) * t * error
     within = special.ndtr(shared + bound) - special.ndtr(shared - bound)
@@ -437,19 +444,19 @@ def mcnemar_power(n: int, difference: float, discordant: float, alpha: float = A
         return 0.0
     spread = 10 * math.sqrt(n * discordant * (1 - discordant)) + 10
     m = np.arange(max(1, math.floor(n * discordant - spread)), min(n, math.ceil(n * discordant + spread)) + 1)
-    critical = stats.binom.ppf(alpha / 2, m, 0.5)
-    mid = stats.binom.cdf(critical, m, 0.5) - stats.binom.pmf(critical, m, 0.5) / 2
+    critical = scipy.stats.binom.ppf(alpha / 2, m, 0.5)
+    mid = scipy.stats.binom.cdf(critical, m, 0.5) - scipy.stats.binom.pmf(critical, m, 0.5) / 2
     critical -= mid >= alpha / 2  # the last that rejects
     gain = (discordant + difference) / (2 * discordant)
-    rejects = stats.binom.cdf(critical, m, gain) + stats.binom.sf(m - critical - 1, m, gain)
-    return float(np.sum(stats.binom.pmf(m, n, discordant) * rejects))
+    rejects = scipy.stats.binom.cdf(critical, m, gain) + scipy.stats.binom.sf(m - critical - 1, m, gain)
+    return float(np.sum(scipy.stats.binom.pmf(m, n, discordant) * rejects))
 
 
 def mean_power(n: int, difference: float, spread: float, alpha: float = ALPHA) -> float:
     """Power at ``alpha`` of a t test of a mean difference over n tasks with this spread between them."""
     critical, shift = _student(n - 1, 1 - alpha / 2), difference / spread * math.sqrt(n)
-    other = np.nan_to_num(stats.nct.cdf(-critical, n - 1, shift))  # scipy has no number for the far tail
-    return float(stats.nct.sf(critical, n - 1, shift) + other)
+    other = scipy.stats.nct.cdf(-critical, n - 1, shift)  # no number for the far tail
+    return float(scipy.stats.nct.sf(critical, n - 1, shift) + np.nan_to_num(other))
 
 
 def detectable_mcnemar(n: int, discordant: float, alpha: float = ALPHA, mean: float = 0.0) -> float | None:

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import special, stats
+import scipy  # scipy.stats, half a second, where it is used
+from scipy import special
 from scipy.optimize import brentq
 
 from agentkit.evaluation import tables
@@ -91,8 +92,8 @@ def errors(success: np.ndarray) -> list[tuple[float, float, float]]:
 
 def _thresholds(freedom: float, tests: int) -> np.ndarray:
     """What a difference must exceed, in true standard errors, over the error that will be estimated."""
-    estimated = np.sqrt(stats.chi2.ppf((np.arange(500) + 0.5) / 500, freedom) / freedom)
-    return stats.t.isf(dunnett_level(freedom, tests) / 2, freedom) * estimated
+    estimated = np.sqrt(scipy.stats.chi2.ppf((np.arange(500) + 0.5) / 500, freedom) / freedom)
+    return scipy.stats.t.isf(dunnett_level(freedom, tests) / 2, freedom) * estimated
 
 
 def _shown(shift: float, thresholds: np.ndarray) -> float:
@@ -120,13 +121,13 @@ def against_one(success: np.ndarray, margin: float) -> list[dict[str, Any]]:
     seeds, found = success.shape[1], []
     for difference, error, freedom in errors(success):
         if error < _TINY:  # equal everywhere: as many tasks as a binomial bound allows may differ unseen
-            error = (1 - (ALPHA / 2) ** (1 / success.shape[2])) / float(stats.t.isf(ALPHA / 2, freedom))
+            error = (1 - (ALPHA / 2) ** (1 / success.shape[2])) / float(scipy.stats.t.isf(ALPHA / 2, freedom))
         interval = _interval(difference, error, freedom, ALPHA)
         found.append({
             "diff": difference, "ci95": interval, "ci_difference": interval, "level": ALPHA,
-            "p": max(2 * float(stats.t.sf(abs(difference) / error, freedom)), np.finfo(float).tiny),
+            "p": max(2 * float(scipy.stats.t.sf(abs(difference) / error, freedom)), np.finfo(float).tiny),
             # two one-sided tests (Schuirmann 1987, J. Pharmacokinet. Biopharm. 15:657)
-            "p_equal": float(stats.t.sf((margin - abs(difference)) / error, freedom)),
+            "p_equal": float(scipy.stats.t.sf((margin - abs(difference)) / error, freedom)),
             "could_show": smallest(error, freedom, len(success) - 1),
             "error": error, "freedom": freedom,
         })  # fmt: skip
@@ -150,7 +151,7 @@ def against_one(success: np.ndarray, margin: float) -> list[dict[str, Any]]:
 
 
 def _interval(difference: float, error: float, freedom: float, level: float) -> list[float]:
-    half = float(stats.t.isf(level / 2, freedom)) * error
+    half = float(scipy.stats.t.isf(level / 2, freedom)) * error
     return [max(difference - half, -1.0), min(difference + half, 1.0)]
 
 
