@@ -23,10 +23,16 @@ STEPS = 3
 ROWS = {0: (5, 9, 13, 7, 6, 8), 1: (30, 0, 0, 0, 0, 0)}  # scored tokens of each process' trajectories
 
 
-def updates(lab: Lab, run: Run, tell: Any, name: str, shards: bool, shares: bool) -> dict[str, Any]:
+def both(lab: Lab, run: Run, tell: Any, shares: bool) -> dict[str, Any]:
+    """``updates`` with whole base weights, then with shards of them: the bytes that each process holds."""
+    return {"held": [updates(lab, run, f"shards-{shards}", shards, shares) for shards in (False, True)]}
+
+
+def updates(lab: Lab, run: Run, name: str, shards: bool, shares: bool) -> list[int]:
     """GRPO's own update, some optimiser steps: what each process holds of the base weights, in bytes, and a
     file with losses, log-probabilities, gradients and the adapter in the end.
     """
+    torch.manual_seed(0)  # the adapter is a new process' own
     recipe = lab.recipe
     agent, tokenizer = load_agent(recipe.model, precision=recipe.precision, shards=shards)
     held = sum((p.to_local() if isinstance(p, DTensor) else p).nbytes for p in agent.parameters())
@@ -48,7 +54,7 @@ def updates(lab: Lab, run: Run, tell: Any, name: str, shards: bool, shares: bool
     found.append({"adapter": torch.cat([p.detach().flatten() for p in trained])})
     everybody = gathered([found])
     on_main_process(lambda: torch.save(everybody, run.file(f"{name}.pt")))
-    return {"held": gathered([held])}
+    return gathered([held])
 
 
 def _as_on_gpus() -> Any:

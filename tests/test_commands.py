@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from agentkit.runs import Recipe
 from agentkit.runs.sweep import read_design
 
 ROOT = Path(__file__).resolve().parents[1]
+ON_LINUX = (sys.platform, platform.machine()) == ("linux", "x86_64")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCKERFILE = (ROOT / ".ci" / "Dockerfile").read_text()
 
@@ -471,33 +473,41 @@ def _pip_says(command: list[Any], **options: Any) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    (sys.platform, platform.machine()) != ("linux", "x86_64"),
-    reason="requirements-gpu.lock is for Linux on x86_64",
-)
-def test_pip_resolves_environment_yml_to_the_versions_for_a_gpu(tmp_path):
-    """With vLLM and Unsloth, of which guide and image install a part, by the index's metadata or, where it has none,
-    by ranges of its wheels (114 MB in four minutes). It does not prove that these wheels install or run, nor that
-    another Python than this one finds them.
-    """
+def _resolve(folder: Path) -> list[dict[str, Any]]:
+    """What pip would install for environment.yml."""
     pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
-    _pip_says([*pip, "--target", tmp_path, "pip==25.3"])  # older ones load wheels
+    _pip_says([*pip, "--target", folder, "pip==25.3"])  # older ones load wheels
     listed = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"][-1]["pip"]
     words = shlex.split(
         " ".join(listed).replace("torch==", "torch===")
     )  # no build of a folder of wheels, such as +cpu
-    report = tmp_path / "report.json"
+    report = folder / "report.json"
     command = [*pip, "--dry-run", "--ignore-installed", "--use-feature=fast-deps", "--report", report, *words]
-    environ = os.environ | {"PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path)}
+    environ = os.environ | {"PYTHONPATH": str(folder), "TMPDIR": str(folder)}
     said = _pip_says(command, cwd=ROOT, env=environ)
     assert not re.search(r"Downloading .*\((\d{3,}\.\d MB|.* GB)\)", said), (
         "a wheel was loaded to be resolved"
     )
-    found = {
-        canonicalize_name(item["metadata"]["name"]): item
-        for item in json.loads(report.read_text())["install"]
-    }
+    return json.loads(report.read_text())["install"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def resolved(request, tmp_path_factory) -> Iterator[Future | None]:
+    """pip at its work, minutes of waiting for the index, while the other tests of this file run."""
+    with ThreadPoolExecutor(1) as pool:
+        asked = any(item.name == "test_pip_resolves_environment_yml_to_the_versions_for_a_gpu"
+                    for item in request.session.items)  # fmt: skip
+        yield pool.submit(_resolve, tmp_path_factory.mktemp("pip")) if asked and ON_LINUX else None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ON_LINUX, reason="requirements-gpu.lock is for Linux on x86_64")
+def test_pip_resolves_environment_yml_to_the_versions_for_a_gpu(resolved):
+    """With vLLM and Unsloth, of which guide and image install a part, by the index's metadata or, where it has none,
+    by ranges of its wheels (114 MB in four minutes). It does not prove that these wheels install or run, nor that
+    another Python than this one finds them.
+    """
+    found = {canonicalize_name(item["metadata"]["name"]): item for item in resolved.result()}
     versions = {name: item["metadata"]["version"] for name, item in found.items()}
     lock = LOCKS["-gpu"]
     of_a_cpu, older = (

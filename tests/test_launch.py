@@ -216,25 +216,6 @@ def test_another_number_of_processes_is_refused(folder):
     assert not run.file("train").exists()
 
 
-@pytest.mark.slow
-def test_interrupting_the_launch_leaves_a_checkpoint_and_no_process(folder):
-    run, lab = prepared(folder, "stopped", steps=60, save_every=0, val_every=60)
-    threads = threading.active_count()
-
-    def stop_after_two(row):
-        if row["step"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Work(lab, run).train(stop_after_two)
-    found = [p.name for p in run.file("train", "checkpoints").glob("checkpoint-*")]
-    assert len(found) == 1
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and _workers(run):
-        time.sleep(0.2)
-    assert not _workers(run) and threading.active_count() <= threads + 2
-
-
 @pytest.fixture
 def interruptible():
     """As at a terminal: a worker of pytest-xdist ignores Ctrl-C."""
@@ -325,8 +306,9 @@ def _workers(run: Run) -> list[str]:
 
 
 @pytest.mark.slow
-def test_two_interrupted_processes_go_on_as_if_they_had_not_been(folder):
+def test_two_interrupted_processes_leave_a_checkpoint_and_go_on_as_if_they_had_not_been(folder):
     run, lab = prepared(folder, "resumed", steps=6, save_every=0, val_every=6)
+    threads = threading.active_count()
 
     def stop_after_two(row):
         if row["step"] == 2:
@@ -334,6 +316,8 @@ def test_two_interrupted_processes_go_on_as_if_they_had_not_been(folder):
 
     with pytest.raises(KeyboardInterrupt):
         Work(lab, run).train(stop_after_two)
+    assert len([*run.file("train", "checkpoints").glob("checkpoint-*")]) == 1
+    assert not _workers(run) and threading.active_count() <= threads + 2
     rows = []
     assert Work(lab, run).train(rows.append)["steps"] == 6
     steps = [row["step"] for row in rows]  # it stops after the step that is under way when it hears of it

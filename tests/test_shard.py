@@ -57,11 +57,8 @@ def test_losses_and_gradients_are_those_of_whole_weights(folder, shares, precisi
     """
     changes = {"precision": precision, "beta": 0.0, "micro_batch_tokens": 40, "max_tokens": 40}
     run, lab = prepared(folder, f"updates-{shares}-{precision}", **changes)
-    work, found, held = Work(lab, run), {}, {}
-    for shards in (False, True):
-        options = {"name": f"shards-{shards}", "shards": shards, "shares": shares}
-        held[shards] = work.do("sharded:updates", processes=2, **options)["held"]
-        found[shards] = torch.load(run.file(f"shards-{shards}.pt"))
+    held = Work(lab, run).do("sharded:both", processes=2, shares=shares)["held"]
+    found = {shards: torch.load(run.file(f"shards-{shards}.pt")) for shards in (False, True)}
     for whole, parts in zip(*found.values(), strict=True):  # of each process
         for expected, given in zip(whole, parts, strict=True):
             for name, values in expected.items():

@@ -1046,7 +1046,7 @@ def test_a_sweep_killed_and_started_again_ends_as_an_undisturbed_one(tmp_path):
     assert [fault for fault in faults if "too late" not in fault] == [], said
     assert any(line.startswith("kill 1") for line in said), said
     before = executed(killed)
-    assert main(["sweep", str(file), "--run", str(killed), "--slots", "2"]) == 0
+    assert main(["sweep", str(file), "--run", str(killed)]) == 0
     assert executed(killed) == before, "nothing that is complete is repeated"
     assert len(list(killed.glob("shared/*"))) == 3, "the suite once, the cold start and baseline once a seed"
     result = json.loads((whole / "ablations.json").read_text())
@@ -1065,7 +1065,7 @@ def test_a_sweep_killed_and_started_again_ends_as_an_undisturbed_one(tmp_path):
 
 @pytest.mark.slow
 def test_a_cell_that_fails_is_tried_once_more_and_the_others_go_on(tmp_path, capsys):
-    broken = {"policy": "sft", "transcripts": "nowhere.jsonl"}
+    broken = {"policy": "sft", "transcripts": "nowhere.jsonl", "measure_base": False}
     file = tiny(tmp_path / "file", arms=ARMS | {"broken": broken}, seeds=[1])
     assert main(["sweep", str(file), "--run", str(tmp_path / "out")]) == 1
     told = capsys.readouterr().out

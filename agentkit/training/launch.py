@@ -234,7 +234,7 @@ class _Children:
         job: dict[str, Any],
         nodes: int = 1,
     ):
-        self._run, self._name, self._number, self._wait_s = run, name, number, wait_s
+        self._run, self._name, self._wait_s = run, name, wait_s
         self._token, self._cards, self._options = uuid.uuid4().hex, cards[: number // nodes], {}
         self._job = run.file(f".job-{self._token}.json")  # of this launch: the result comes back in it
         write_json(self._job, job)
@@ -244,6 +244,7 @@ class _Children:
             self._others = Others(run, self._token, part, self._end_all)
             self._options = {"rendezvous": f"{self._others.rendezvous} --node-rank=0"}
         self._local = number // nodes
+        self._here = f"{name} in {number} process{'es' * (number != 1)}"
 
     def _end_all(self) -> None:
         end_all(TOKEN, self._token.__eq__)
@@ -259,7 +260,7 @@ class _Children:
             with self._others.at_work() if self._others else contextlib.nullcontext():
                 return self._result(tell)
         except KeyboardInterrupt:
-            why = f"{self._name} in {self._number} processes was stopped; run this again to go on"
+            why = f"{self._here} was stopped; run this again to go on"
             raise TrainingStopped(why) from None
         finally:
             self._end_all()
@@ -318,4 +319,4 @@ class _Children:
         after = f"{kept[0].name} is kept, run this again to go on" if kept else "there is no checkpoint yet"
         after = f". {after}" if self._name == "train" else ""
         file = self._run.file(torchrun.LOG)
-        return f"{self._name} in {self._number} processes failed (see {file}): {why}{after}"
+        return f"{self._here} failed (see {file}): {why}{after}"
