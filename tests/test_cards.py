@@ -14,12 +14,14 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from labs import lab_with
 
 from agentkit.policies import server_processes
 from agentkit.records import EngineError, RecipeError
 from agentkit.runs import Recipe, Run, load_run
 from agentkit.runs.topology import choose, settled, visible
 from agentkit.training import worker
+from agentkit.training.launch import Work
 from agentkit.training.torchrun import death
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -252,36 +254,48 @@ def test_a_server_that_dies_is_started_again_under_another_name_and_none_is_left
         assert server.environ()["CUDA_VISIBLE_DEVICES"] == "3"
         sockets = Path(server.environ()["VLLM_RPC_BASE_PATH"])
         assert sockets.is_dir()
-        assert not made.have_died()
         server.kill()
-        server.wait(60)
-        assert made.have_died()
-        made.wait()
-        assert httpx.get(url, trust_env=False).text == "agentkit#2" and not made.have_died()
+        assert made.come_back() and httpx.get(url, trust_env=False).text == "agentkit#2"
     assert not serving() and not sockets.exists()
 
 
-def _end(child: subprocess.Popen) -> None:
-    child.kill()
-    child.wait()
+STUMBLES = 'import os, sys\nif os.environ["AGENTKIT_SERVED"][-1] in "23": sys.exit("its card is full")\n'
 
 
-def test_training_waits_for_servers_only_where_all_have_died_and_not_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(server_processes, "_command", lambda *unused: [sys.executable, "-c", ANSWERS])
-    monkeypatch.setattr(server_processes, "LOOK_S", 0.1)
-    monkeypatch.setattr(server_processes, "RESTARTS", 1)
-    with server_processes.replicas(Recipe(), Run.create(tmp_path / "run"), ("3", "4")) as made:
-        for number, server in enumerate(made._servers):
-            _end(server.child)
-            assert made.have_died() == (number == 1)
-        made.wait()
-        for server in made._servers:
-            _end(server.child)
-        assert not made.have_died(), "for good: nobody starts them again"
-        with pytest.raises(EngineError, match="ended with status -9"):
-            made.wait()
-    with server_processes.replicas(Recipe(), Run.create(tmp_path / "none"), ()) as made:
-        assert not made.have_died()
+def test_training_waits_for_servers_that_died_and_not_for_others_nor_for_ever(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(
+        server_processes, "_command", lambda *unused: [sys.executable, "-c", STUMBLES + ANSWERS]
+    )
+    for name, value in {"LOOK_S": 0.1, "ENDED_S": 1.0, "RESTARTS": 3}.items():
+        monkeypatch.setattr(server_processes, name, value)
+    work, run = Work(lab_with({}), Run.create(tmp_path / "run")), Run.create(tmp_path / "run")
+    with server_processes.replicas(Recipe(), run, ("3", "4")) as made:
+        run.file("launch.log").write_text("EngineError: no server is left to sample from (..)")
+        assert not work._servers_came_back(made, "train"), "none has died"
+        made._servers[1].child.kill()
+        assert work._servers_came_back(made, "train"), "although the next two do not come up"
+        assert [server.starts for server in made._servers] == [1, 4]
+        assert "sample from: train waits until they are up again, and begins anew" in capsys.readouterr().err
+        made._servers[1].child.kill()
+        assert not work._servers_came_back(made, "train"), "nobody starts it again"
+        made._servers[0].child.kill()
+        assert work._servers_came_back(made, "train"), "one is enough"
+        made._servers[0].child.kill()
+        run.file("launch.log").write_text("TrainingError: entropy is 0")
+        assert not work._servers_came_back(made, "train"), "another reason"
+    assert not work._servers_came_back(server_processes.Replicas([]), "train")
+
+
+def test_a_server_that_does_not_come_up_again_is_told(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        server_processes, "_command", lambda *unused: [sys.executable, "-c", STUMBLES + ANSWERS]
+    )
+    for name, value in {"LOOK_S": 0.1, "RESTARTS": 2}.items():
+        monkeypatch.setattr(server_processes, name, value)
+    with server_processes.replicas(Recipe(), Run.create(tmp_path / "run"), ("3",)) as made:
+        made._servers[0].child.kill()
+        with pytest.raises(EngineError, match="ended with status 1 .*its card is full"):
+            made.come_back()
 
 
 def test_what_a_server_has_merged_goes_with_it(tmp_path, monkeypatch):

@@ -472,7 +472,7 @@ def test_the_real_recipe_says_what_was_published():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["nano-image", "image-27b"])
-def test_its_recipes_run_to_the_comparison(name, tmp_path):
+def test_its_recipes_run(name, tmp_path):
     from agentkit.cli import main
 
     small = {"n_tasks": 40, "sft_transcripts": 1, "sft_epochs": 1, "test_samples": 1, "steps": 1, "val_every": 1,

@@ -117,7 +117,7 @@ def test_buttons_work_while_the_training_cell_runs(opened, project, processes):
     page.get_by_text("Stop after this step").click()
     assert problems(notebook.finished()) == []
     done = max(rows(run))
-    assert done <= clicked + 20, "it did not wait for all steps"
+    assert done <= clicked + 60, "it did not wait for all steps"
     panel = page.locator(
         ".jp-OutputArea-output .agentkit", has_text=re.compile(r"Step \d")
     ).first.inner_text()
@@ -131,7 +131,7 @@ def test_buttons_work_while_the_training_cell_runs(opened, project, processes):
 
 def test_an_interrupted_training_says_what_is_kept_and_its_cell_alone_goes_on(opened, project):
     run = fresh(project, "interrupted")
-    notebook = opened("03_grpo", "interrupted", run=str(run.path), steps=12, val_every=12)
+    notebook = opened("03_grpo", "interrupted", run=str(run.path), steps=40, val_every=40)
     notebook.run_all()
     wait_until(lambda: len(rows(run)) > 2)
     notebook.interrupt()
@@ -140,11 +140,11 @@ def test_an_interrupted_training_says_what_is_kept_and_its_cell_alone_goes_on(op
     kept = run.file("train", "checkpoints", f"checkpoint-{done}")
     assert re.fullmatch(f"TrainingStopped: stopped by SIGINT after step {done}; {kept} holds .*", stopped)
     panel = notebook.page.locator(".jp-OutputArea-output .agentkit", has_text=re.compile(r"Step \d")).first
-    said = f"Interrupted. Kept: {done} of 12 steps, in {kept}; run this notebook again to go on from there."
+    said = f"Interrupted. Kept: {done} of 40 steps, in {kept}; run this notebook again to go on from there."
     assert said in panel.inner_text()
     notebook.run_cell("with dashboard:")
     assert [p for p in problems(notebook.finished()) if "going on from" not in p] == []
-    assert rows(run) == list(range(13)) and "Training is done." in panel.inner_text()
+    assert rows(run) == list(range(41)) and "Training is done." in panel.inner_text()
     assert not run.file("train-1").exists()
 
 

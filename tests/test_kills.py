@@ -58,7 +58,7 @@ WHO = {  # what a command line says
 SAYS = {  # of a kernel and of the command nobody is left to say it; a server's death is told and mended
     "torchrun": r"RunError: .*torchrun, which watches .* was ended by SIGKILL",
     "rank": r"RunError: .*process \d was ended by SIGKILL",
-    "server": r"EngineError: no server is left to sample from(.|\n)*servers are started again",
+    "server": r"no server is left to sample from: train waits until they are up again, and goes on from checkpoint-",
 }
 
 
@@ -114,7 +114,7 @@ def killed(command: list[str], environ: dict[str, str], run: Run, who: str, phas
             found = [process for process in found if process.is_running()] or _of(mark, who)
             time.sleep(0.05 if found else 0.3)
         found[-1].kill()
-        made.wait(timeout=300)
+        made.wait(timeout=900)
         psutil.wait_procs(_of(mark), timeout=120)  # of a kernel, which end their step
         assert not (left := [process.cmdline() for process in _of(mark)]), left
     finally:

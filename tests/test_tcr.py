@@ -367,7 +367,7 @@ TINY = {"n_tasks": 20, "sft": False, "test_samples": 1, "steps": 1, "prompts_per
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["nano-tcr", "tcr-4b"])
-def test_its_notebooks_run_to_the_comparison(name, tmp_path):
+def test_its_notebooks_run(name, tmp_path):
     words = [word for key, value in TINY.items() for word in ("-p", f"{key}={value}")]
     words += [
         "--to",

@@ -36,6 +36,7 @@ LOYALTY = 4  # requests more in flight that a replica may have and still get its
 CONNECT_S = 10.0
 IDLE_S = 1.0  # that a connection is kept: uvicorn closes one after 5 s, perhaps as a request is on its way
 BACK_S = 60.0  # that a replica left out has to take the new weights
+NONE_LEFT = "no server is left to sample from"
 ADAPTER_NAME = re.compile(r"weights-\d+")  # what ``sync`` calls those it hands over
 KEPT = 2  # adapters that a replica holds: the last handed over, and the one before, which may yet sample
 
@@ -260,10 +261,7 @@ class ServerPolicy(Policy):
         used = [replica for replica in self._replicas if not self._cannot(replica)]
         if not used:
             reasons = "; ".join(f"{replica.url}: {self._cannot(replica)}" for replica in self._replicas)
-            raise EngineError(
-                f"no server is left to sample from ({reasons}). What was being "
-                "sampled is lost and recorded nowhere"
-            )
+            raise EngineError(f"{NONE_LEFT} ({reasons}). What was being sampled is lost and recorded nowhere")
         last = self._last.get(trajectory)
         chosen = min(used, key=lambda replica: len(replica.running) - LOYALTY * (replica is last))
         self._last[trajectory] = chosen

@@ -5,7 +5,6 @@ elsewhere, which a recipe names in server_urls.
 """
 
 import contextlib
-import operator
 import os
 import secrets
 import shutil
@@ -34,6 +33,7 @@ SERVED = "AGENTKIT_SERVED"  # what a server calls its model, in its environment
 SOCKETS = "VLLM_RPC_BASE_PATH"  # where vLLM makes them, in a server's environment; killed, it leaves them
 RESTARTS = 5  # of one server, before it is given up
 END_S = 5.0  # to end by itself
+ENDED_S = 30.0  # until a server ends whose engine has
 PORTS = range(20_000, 32_768)  # below those that Linux gives to connections, where its default is kept
 _given: set[int] = set()  # by this process, to servers that may not listen yet
 
@@ -75,9 +75,8 @@ class _Server:
         the card.
         """
         end_all(TOKEN, self._token.__eq__)
-        self.starts += 1
         with os.fdopen(append_to(self.log), "ab") as log:
-            environ = self._environ | {SERVED: f"agentkit#{self.starts}"}
+            environ = self._environ | {SERVED: f"agentkit#{self.starts + 1}"}
             self.child = subprocess.Popen(
                 self._command,
                 env=environ,
@@ -86,10 +85,14 @@ class _Server:
                 stderr=log,
                 start_new_session=True,
             )
+        self.starts += 1
 
     def has_died(self) -> bool:
         """And may be started again; its weights come with the next sync."""
         return self.child.poll() is not None and self.starts <= RESTARTS
+
+    def is_given_up(self) -> bool:
+        return self.starts > RESTARTS and self.child.poll() is not None
 
     def answers(self) -> bool:
         with contextlib.suppress(httpx.HTTPError):
@@ -98,29 +101,30 @@ class _Server:
 
 
 class Replicas:
-    """Servers of one model, at ``urls``."""
+    """Servers of one model, at ``urls``; EngineError with what one wrote last, where it does not come up."""
 
     def __init__(self, servers: Sequence[_Server]):
         self._servers = servers
         self.urls = [server.url for server in servers]
-        self._answer()
-
-    def _answer(self) -> None:
-        for server in self._servers:
+        for server in servers:
             _wait(server)
-            shutil.rmtree(server.folder, ignore_errors=True)  # it has read its model
-        self._starts = [server.starts for server in self._servers]
+        self._starts = [server.starts for server in servers]
 
-    def wait(self) -> None:
-        """Until those that died, and are started again, answer. Raises EngineError where one does not."""
-        while any(server.has_died() for server in self._servers):
+    def come_back(self) -> bool:
+        """Wait for those that died since they were waited for last; False where none did, or nobody starts them.
+
+        An engine's end may take its server a while. Raises EngineError where one does not come up again.
+        """
+        until = time.monotonic() + ENDED_S
+        while not any(s.has_died() or s.starts > n for s, n in zip(self._servers, self._starts, strict=True)):
+            if time.monotonic() > until:
+                return False
             time.sleep(LOOK_S)
-        self._answer()
-
-    def have_died(self) -> bool:
-        """Whether every one of them has since they were waited for, also if it is up again."""
-        now = [server.starts + server.has_died() for server in self._servers]
-        return bool(now) and all(map(operator.gt, now, self._starts))
+        for server in self._servers:
+            if not server.is_given_up():
+                _wait(server, again=True)
+        self._starts = [server.starts for server in self._servers]
+        return True
 
 
 @contextlib.contextmanager
@@ -165,10 +169,11 @@ def _command(recipe: Recipe, run: Run, gpu: bool) -> list[str]:
     return [sys.executable, "-m", "agentkit.cli", "serve", recipe.model, *options]
 
 
-def _wait(server: _Server) -> None:
+def _wait(server: _Server, again: bool = False) -> None:
+    """Until it answers, or one of its successors, where it is started ``again`` when it ends."""
     deadline = time.monotonic() + START_S
     while not server.answers():
-        ended = server.child.poll() is not None
+        ended = server.is_given_up() if again else server.child.poll() is not None
         if ended or time.monotonic() > deadline:
             lines = [line for line in server.log.read_text(errors="replace").splitlines() if line.strip()]
             why = (
@@ -177,3 +182,4 @@ def _wait(server: _Server) -> None:
             said = " | ".join(lines[-2:])[-300:]
             raise EngineError(f"the server that was to roll out {why} (see {server.log}): {said}")
         time.sleep(LOOK_S)
+    shutil.rmtree(server.folder, ignore_errors=True)  # it has read its model

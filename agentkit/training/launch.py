@@ -23,7 +23,8 @@ import torch
 
 from agentkit.lab import Lab
 from agentkit.policies.precision import precision_of
-from agentkit.policies.server_processes import replicas
+from agentkit.policies.server import NONE_LEFT
+from agentkit.policies.server_processes import Replicas, replicas
 from agentkit.records import Trajectory
 from agentkit.runs import Recipe, Run, RunError, read_json, write_json, write_trajectories
 from agentkit.runs.children import TOKEN, end_all, signals
@@ -173,14 +174,21 @@ class Work:
                 try:
                     result = _Children(*given).result(tell)
                     break
-                except RunError as error:
-                    if not servers.have_died() or self.lab.recipe.resume == "never":
+                except RunError:
+                    if not self._servers_came_back(servers, name):
                         raise
-                    again = "Its servers are started again, and it goes on by itself."
-                    print(f"{error}\n{again}", file=sys.stderr)
-                    servers.wait()
         self._done["ranks"][f"{name} {arguments.get('name', '')}".strip()] = result.pop("ranks")
         return result
+
+    def _servers_came_back(self, servers: Replicas, name: str) -> bool:
+        """Whether a job failed for want of servers that have died, and answer again now."""
+        log = self.run.file(torchrun.LOG).read_text(encoding="utf-8", errors="replace")
+        if NONE_LEFT not in log or not servers.urls or self.lab.recipe.resume == "never":
+            return False
+        kept = checkpoints.steps(self.run.file("train", "checkpoints")) if name == "train" else []
+        then = f"goes on from {kept[0].name}" if kept else "begins anew"
+        print(f"{NONE_LEFT}: {name} waits until they are up again, and {then}", file=sys.stderr)
+        return servers.come_back()
 
 
 def _smallest_gb() -> float:
