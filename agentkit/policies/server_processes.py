@@ -111,7 +111,7 @@ class Replicas:
         self._starts = [server.starts for server in servers]
 
     def come_back(self) -> bool:
-        """Wait for those that died since they were last waited for; False where none did, or is started again.
+        """Wait for those that died since they were last waited for; False where there are none.
 
         An engine's end may take its server a while. Raises EngineError where one does not come up again.
         """
