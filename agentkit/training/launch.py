@@ -182,8 +182,9 @@ class Work:
 
     def _servers_came_back(self, servers: Replicas, name: str) -> bool:
         """Whether a job failed for want of servers that have died, and answer again now."""
-        log = self.run.file(torchrun.LOG).read_text(encoding="utf-8", errors="replace")
-        if NONE_LEFT not in log or not servers.urls or self.lab.recipe.resume == "never":
+        if not servers.urls or self.lab.recipe.resume == "never":
+            return False
+        if NONE_LEFT not in self.run.file(torchrun.LOG).read_text(encoding="utf-8", errors="replace"):
             return False
         kept = checkpoints.steps(self.run.file("train", "checkpoints")) if name == "train" else []
         then = f"goes on from {kept[0].name}" if kept else "begins anew"
