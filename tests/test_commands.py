@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import setuptools  # noqa: F401 - not to be loaded after pip, whose parser is used here; vLLM loads it
 import torch
 import tyro
 import yaml

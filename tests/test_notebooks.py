@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -19,7 +20,7 @@ from papermill.exceptions import PapermillExecutionError
 from agentkit import Suite, Task
 from agentkit.cli import main
 from agentkit.evaluation import Comparison
-from agentkit.runs import load_run
+from agentkit.runs import load_run, write_trajectories
 from agentkit.runs.run import MANIFEST, RUN_VARIABLE
 from agentkit.runs.stages import STAGES
 from agentkit.sandbox.run import Tier
@@ -153,7 +154,8 @@ def test_a_run_repeats_bit_for_bit_and_another_is_told_apart(finished, tmp_path,
     manifest = json.loads((trained / MANIFEST).read_text())
     manifest["versions"]["torch"] = "0.1"
     (trained / MANIFEST).write_text(json.dumps(manifest))
-    shutil.copy(trained / "eval" / "base.parquet", trained / "eval" / "sft.parquet")
+    first, *others = load_run(trained).trajectories("sft")
+    write_trajectories(trained / "eval" / "sft.parquet", [replace(first, success=1 - first.success), *others])
     baseline = json.loads((trained / "baseline.json").read_text())
     (trained / "baseline.json").write_text(json.dumps(baseline | {"success": 0.5}))
     assert main(["rerun", str(trained)]) == 1
