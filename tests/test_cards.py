@@ -153,7 +153,7 @@ TINY = {"n_tasks": 60, "sft_transcripts": 1, "sft_tasks": 8, "test_samples": 1, 
 def headless(tmp_path, cards):
     """The command that runs notebooks 01 to 03 with these cards in sight, and its environment."""
     startup = tmp_path / "ipython" / "profile_default" / "startup"
-    startup.mkdir(parents=True, exist_ok=True)
+    startup.mkdir(parents=True)
     (startup / "seen.py").write_text(SEEN.format(len(cards)))
     words = [word for key, value in TINY.items() for word in ("-p", f"{key}={value}")]
     command = [
@@ -170,12 +170,27 @@ def headless(tmp_path, cards):
 
 
 @pytest.mark.slow
-def test_notebooks_run_headless_on_the_cards_in_sight_and_go_on_whoever_was_killed(tmp_path):
-    """A rank in the cold start, the baseline and the preflight, with two cards, then with four; test_launch
-    kills one that trains.
-    """
-    run = tmp_path / "run"
-    command, environ = headless(tmp_path, "45")
+def test_a_cold_start_and_grpo_run_headless_with_several_gpus_in_sight(tmp_path):
+    command, environ = headless(tmp_path, "4567")
+    made = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert made.returncode == 0, made.stdout + made.stderr
+    run = load_run(tmp_path / "run")
+    ranks = {s: run.manifest["stages"][s]["ranks"] for s in ("02_baseline", "03_grpo")}
+    jobs = {job: own for stage in ranks.values() for job, own in stage.items()}
+    assert all([rank["card"] for rank in own] == ["4", "5", "6", "7"] for own in jobs.values()), jobs
+    assert list(jobs) == ["cold_start", "measure sft", "look", "train"]
+    assert [rank["sampled"]["validation"] for rank in jobs["train"]] == [2, 2, 2, 2], "two validations"
+    assert min(rank["sampled"]["sft"] for rank in jobs["measure sft"]) > 0
+    assert [rank["sampled"]["preflight"] for rank in jobs["look"]] == [6, 6, 6, 6], "12 tasks in pairs"
+    assert len(run.trajectories("sft")) == sum(task.split == "test" for task in run.tasks)
+    text = json.dumps(json.loads(run.file("02_baseline.ipynb").read_text()))
+    assert "4 processes train on GPUs 4, 5, 6, 7" in text and run.file("preflight.json").exists()
+
+
+@pytest.mark.slow
+def test_a_rank_killed_in_any_job_is_named_in_its_cell_and_the_run_goes_on(tmp_path):
+    """In the cold start, the baseline and the preflight; test_launch kills one that trains."""
+    (command, environ), run = headless(tmp_path, "45"), tmp_path / "run"
     for number, job in enumerate(("cold_start", "measure", "look")):
         pipe = subprocess.PIPE
         made = subprocess.Popen(
@@ -188,22 +203,10 @@ def test_notebooks_run_headless_on_the_cards_in_sight_and_go_on_whoever_was_kill
         said = made.communicate()[0]
         assert made.returncode and re.search(r"was ended by SIGKILL", said), (job, said)
         assert not _ranks(run, job) and not list(run.glob(".job*"))
-    command, environ = headless(tmp_path, "4567")
     made = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert made.returncode == 0, made.stdout + made.stderr
-    run = load_run(run)
-    stages = run.manifest["stages"]
+    stages = load_run(run).manifest["stages"]
     assert [stages[s]["status"] for s in ("01_tasks", "02_baseline", "03_grpo")] == ["done"] * 3
-    jobs = stages["02_baseline"]["ranks"] | stages["03_grpo"]["ranks"]
-    assert list(jobs) == ["cold_start", "measure sft", "look", "train"]
-    for names, cards in ((("cold_start", "measure sft"), "45"), (("look", "train"), "4567")):
-        assert all([rank["card"] for rank in jobs[name]] == [*cards] for name in names), jobs
-    assert [rank["sampled"]["validation"] for rank in jobs["train"]] == [2, 2, 2, 2], "two validations"
-    assert min(rank["sampled"]["sft"] for rank in jobs["measure sft"]) > 0
-    assert [rank["sampled"]["preflight"] for rank in jobs["look"]] == [6, 6, 6, 6], "12 tasks in pairs"
-    assert len(run.trajectories("sft")) == sum(task.split == "test" for task in run.tasks)
-    text = json.dumps(json.loads(run.file("03_grpo.ipynb").read_text()))
-    assert "4 processes train on GPUs 4, 5, 6, 7" in text and run.file("preflight.json").exists()
 
 
 def _ranks(run, job):

@@ -25,9 +25,9 @@ GAIA = {"task_id": "g0", "Question": "Where is Brindlewick?", "Level": 1, "Final
 BUDGET = {"n_tasks": 20, "sft_tasks": 0, "sft_transcripts": 1, "sft_epochs": 1, "test_samples": 1, "steps": 1, "prompts_per_step": 2,
           "group_size": 2, "micro_batch": 2, "max_turns": 2, "max_turn_tokens": 12, "max_tokens": 300, "val_every": 1, "val_tasks": 1,
           "max_batch": 8, "preflight": "off"}  # fmt: skip
-ELSEWHERE = {  # in test_notebooks, _image, _tcr, _ordebug and _drawing; nano-careless is nano-ablation, longer
+ELSEWHERE = {  # in test_notebooks, _image, _tcr, _ordebug and _drawing
     *("nano", "nano-image", "image-27b", "nano-tcr", "tcr-4b"),
-    *("nano-ordebug", "nano-drawing", "drawing-0.5b", "nano-careless"),
+    *("nano-ordebug", "nano-drawing", "drawing-0.5b"),
 }
 RECIPES = sorted({path.stem for path in (project_root() / "params").glob("*.yaml")} - ELSEWHERE - {"prices"})
 QWEN3 = {  # Qwen/Qwen3-4B's
@@ -43,8 +43,6 @@ def test_its_notebooks_run_to_the_comparison(name, stand_in, tmp_path):
     recipe = project_root() / "params" / f"{name}.yaml"
     real = Recipe.load(recipe).model != "nano"
     own = {"model": stand_in, "precision": "bfloat16", "load_in_4bit": False} if real else {"gaia": tmp_path}
-    if name == "ordebug-8b":  # with vLLM goes plan-3b
-        own["engine"] = "transformers"
     budget = BUDGET | own
     (tmp_path / "metadata.jsonl").write_text(json.dumps(GAIA))
     words = ["--run", str(tmp_path / "run")]

@@ -367,17 +367,10 @@ TINY = {"n_tasks": 20, "sft": False, "test_samples": 1, "steps": 1, "prompts_per
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["nano-tcr", "tcr-4b"])
-def test_its_notebooks_run(name, tmp_path):
+def test_its_notebooks_run_to_the_comparison(name, tmp_path):
     words = [word for key, value in TINY.items() for word in ("-p", f"{key}={value}")]
-    words += [
-        "--to",
-        "05" if name == "nano-tcr" else "03",
-    ]  # with the agent that ships 05 is the same for both
     assert main(["run", str(PARAMS / f"{name}.yaml"), "--run", str(tmp_path / "run"), *words]) == 0
     run = load_run(tmp_path / "run")
-    assert len(run.metrics) == 2 and run.trajectories("sft")
-    if name == "tcr-4b":
-        return
     assert set(run.comparison["policies"]) == {"sft", "grpo"} and len(run.metrics) == 2
     assert set(json.loads(run.file("measures.json").read_text())) >= {"accuracy", "called a tool"}
     scores = (run.path / "tables" / "scores.md").read_text()
