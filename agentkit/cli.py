@@ -209,13 +209,18 @@ def run_command(
         files = stages.file_digests(recipe)
         if not stages.run_stages(folder, recipe, start, end, files=files, anew=first is not None):
             raise KeyboardInterrupt
-    if lab.recipe.nodes > 1:
-        from agentkit.training.nodes import over
-
-        over(folder)
+    _over(folder, lab.recipe.nodes)
     if end < len(stages.STAGES) - 1:
         return _print(as_json, {"run": str(folder.path)}, f"run folder: {folder.path}")
     return _print_finished(folder, as_json)
+
+
+def _over(run: Run, nodes: int) -> None:
+    """Tell the machines that joined a run that it has ended."""
+    if nodes > 1:
+        from agentkit.training.nodes import over
+
+        over(run)
 
 
 def _print_finished(run: Run, as_json: bool) -> int:
@@ -317,6 +322,7 @@ def rerun_command(run: RunFolder, *, to: OptionalRun = None, as_json: Json = Fal
     again = Run(located(to or folder.path.with_name(f"{folder.path.name}-rerun")).resolve())
     with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
         around, results = rerun(folder, again)
+    _over(again, folder.manifest["recipe"].get("nodes", 1))
     text = [
         *(f"not as then: {one}" for one in around),
         *results,

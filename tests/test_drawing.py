@@ -62,9 +62,8 @@ def test_the_targets_are_those_of_arc25():
     ]
     shapes = {name: drawing.target(name).verifier["tests"][0][1] for name in ("16", "20", "25")}
     assert [(len(grid), len(grid[0])) for grid in shapes.values()] == [(8, 8), (10, 8), (10, 10)]
-    assert "Output, grid shape: 9x9\n123456789" in LINES.prompt and LINES.prompt.startswith(
-        "Input, grid shape: 9x9\n0"
-    )
+    assert "Output, grid shape: 9x9\n0 123456789\n1 123456789\n" in LINES.prompt
+    assert LINES.prompt.startswith("Input, grid shape: 9x9\n0 000000000\n1 000000000\n")
     for bad in ("13", "", "lines ", "-1", "٣"):
         with pytest.raises(SuiteError, match="there is no drawing"):
             drawing.target(bad)
@@ -156,7 +155,19 @@ def test_random_drawings_make_a_sound_suite():
     many = drawing.drafts(50, 1, without=[LINES])
     assert len({task.prompt for task in many}) == 50 and drawing.drafts(50, 1) == many
     strokes = [task.answer.count("draw") for task in many]
-    assert 1 <= min(strokes) < 4 and 8 < max(strokes) <= drawing.MOST_STROKES
+    assert 1 <= min(strokes) < 4 and 16 < max(strokes) <= drawing.MOST_STROKES
+
+
+def test_each_stroke_of_a_random_drawing_is_seen_and_could_be_no_other_kind():
+    for task in drawing.drafts(60, 2):
+        lines = task.answer.splitlines()
+        for i in range(1, len(lines) - 1):
+            less = answered(task, "\n".join([*lines[:i], *lines[i + 1 :]]))
+            assert less.success == 0.0, lines[i]
+        ends = re.findall(r"draw_(line|rectangle)\(img, \((\d+), (\d+)\), \((\d+), (\d+)\)", task.answer)
+        for kind, *numbers in ends:
+            x1, y1, x2, y2 = map(int, numbers)
+            assert (x1 == x2, y1 == y2).count(True) == (kind == "line") and (x1, y1) < (x2, y2)
 
 
 # ---- the reward, and what is shown
@@ -215,8 +226,10 @@ def test_any_grid_can_be_relabelled(name):
     task = drawing.target(name)
     shown = answered(task, task.answer.replace("(img, (0, 0), (1, 1), 1)", "(img, (0, 0), (9, 1), 3)"))
     new = drawing.relabel(task, shown)
-    assert new.verifier["tests"][0][1] == drawn_in(shown.why) and new.prompt.endswith(
-        as_rows(drawn_in(shown.why))
+    assert new.verifier["tests"][0][1] == drawn_in(shown.why)
+    rows = as_rows(drawn_in(shown.why)).splitlines()
+    assert new.prompt.endswith(
+        "\n".join([f"{len(rows)}x{len(rows[0])}", *map(" ".join, zip("0123456789", rows, strict=False))])
     )
     assert verify(new, fenced(new.answer)).value == 1.0 and new.family == "drawing" and new.meta["plan"] == []
 

@@ -18,7 +18,7 @@ from agentkit.policies.loading import load_agent
 from agentkit.records import RecipeError
 from agentkit.runs import Run, read_jsonl
 from agentkit.runs.recipe import Recipe
-from agentkit.training import prefix, sft
+from agentkit.training import prefix
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.sft import cold_start, demonstrations, sft_dataset
 
@@ -235,6 +235,7 @@ def test_the_cold_start_trains_assistant_tokens_only(suite, tmp_path):
     assert "tool_response" not in text and "Answer:" in text and "im_start" not in text
     before = copy.deepcopy(model.state_dict())
     log = cold_start(model, tokenizer, found, recipe, tmp_path / "sft")
+    assert [path.name for path in tmp_path.iterdir()] == ["sft"], "and nothing else"
     assert len(log) == 3 and all(row["loss"] < 5 for row in log)
     merged, _ = load_agent("nano", merge=[tmp_path / "sft"])
     assert any(not torch.equal(before[name], value) for name, value in merged.state_dict().items())
@@ -246,8 +247,8 @@ def test_a_cold_start_learns_the_same_whether_it_shares_prefixes_and_in_however_
     calls, whole, found, ways = [], prefix.shared_logprobs, None, []
     monkeypatch.setattr(prefix, "shared_logprobs", lambda *a, **k: calls.append(1) or whole(*a, **k))
     for wanted, rows in ((True, 8), (False, 8), (True, 2)):
-        monkeypatch.setattr(sft, "ROWS", rows)
-        recipe = Recipe.from_mapping({"sft_batch": 8, "lora_r": 4, "sft": True, "share_prefixes": wanted})
+        keys = {"sft_batch": 8, "sft_micro_batch": rows, "lora_r": 4, "sft": True, "share_prefixes": wanted}
+        recipe = Recipe.from_mapping(keys)
         model, tokenizer = load_agent("nano")
         found = found or demonstrations(Lab.open(recipe), suite.split("train")[:24], tokenizer)
         out = tmp_path / f"{wanted}-{rows}"

@@ -110,6 +110,7 @@ def started(folder: Path, slots: int, gpus: str) -> subprocess.Popen:
         return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment)
 
 
+@pytest.mark.slow
 def test_each_slot_sees_its_own_gpu_and_a_crash_is_tried_once_more(tmp_path):
     project(tmp_path, [0.1, 0.9, 0.2, 0.3, 0.4, 0.5], MEET)
     assert started(tmp_path, 4, "0,1,2,3").wait(600) == 1, (tmp_path / "log").read_text()  # none is there
@@ -130,6 +131,7 @@ def test_each_slot_sees_its_own_gpu_and_a_crash_is_tried_once_more(tmp_path):
     assert set(gpus) == {"0", "1", "2", "3"}, "and each run says which it had"
 
 
+@pytest.mark.slow
 def test_no_child_outlives_the_driver_and_the_sweep_goes_on(tmp_path):
     project(tmp_path, [0.1, 0.2], WAIT)
     for number, how in enumerate((signal.SIGKILL, signal.SIGINT, signal.SIGTERM), 1):
@@ -148,6 +150,7 @@ def test_no_child_outlives_the_driver_and_the_sweep_goes_on(tmp_path):
     assert len(list(tmp_path.glob("notes/01*"))) == 1, "the suite is made once"
 
 
+@pytest.mark.slow
 def test_a_stop_leaves_a_step_the_time_to_end_in_one_slot_and_in_several(tmp_path):
     project(tmp_path, [0.1, 0.2], SAVE)
     sweep, driver = lambda: Sweep(tmp_path / "outputs" / "out"), started(tmp_path, 2, "")

@@ -464,6 +464,7 @@ process_group.leave()
 """
 
 
+@pytest.mark.slow
 def test_an_engine_that_ends_leaves_the_processes_of_a_job_together(tmp_path):
     (tmp_path / "group.py").write_text(GROUP)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]

@@ -18,7 +18,8 @@ from agentkit.records import DataError, ParsedTurn, Score, StopReason, Task, Too
 from agentkit.rollouts.call_formats import CHANNEL, OPENINGS, THINK, THOUGHT, parse_stored, parse_turn
 from agentkit.rollouts.call_json import ARGUMENTS
 from agentkit.runs import parse_json, trajectory_from
-from agentkit.verifiers import final_answer, verify
+from agentkit.verifiers import verify
+from agentkit.verifiers.extraction import MAX_CODE, final_answer
 
 RECORD = "trajectory"  # the column that holds a whole record as JSON
 SYSTEM = "system prompts"
@@ -182,12 +183,13 @@ def _trajectory(row: Row, policy: str, dropped: Counter) -> tuple[Trajectory, st
         return trajectory, prompt
     known = {name: value for name, value in row.fields.items() if value is not None}
     dropped[_UNKNOWN] = 1
+    said = parse_stored(_END.sub("", turns[-1].text)).text if answered else ""
     values = {
         "task_id": f"prompt-{hashlib.sha256(prompt.encode('utf-8', 'replace')).hexdigest()[:12]}",
         "policy": policy or "imported",
         "sample": -1,
         "stop_reason": StopReason.ANSWER if answered else StopReason.TURN_LIMIT,
-        "answer": final_answer(parse_stored(_END.sub("", turns[-1].text)).text) if answered else None,
+        "answer": final_answer(said, MAX_CODE),  # kinds of verifiers have limits of their own
     } | known
     tokens = dict.fromkeys(("prompt_ids", "completion_ids", "action_mask", "old_logprobs"), ())
     return Trajectory(seed=0, turns=tuple(turns), **tokens, **values), prompt

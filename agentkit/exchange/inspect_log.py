@@ -32,7 +32,7 @@ from agentkit.exchange.conversation import (
 )
 from agentkit.records import DataError, StopReason, Task, Trajectory
 from agentkit.runs import open_file, parse_json, write_json
-from agentkit.verifiers import final_answer
+from agentkit.verifiers.extraction import MAX_CODE, final_answer
 
 _MAX_MEMBER = 1 << 30  # bytes of one sample in an .eval archive
 _UNREAD = ("attachments", "events", "events_data")  # parts of a sample
@@ -275,7 +275,9 @@ def _submitted(sample: Mapping[str, Any], messages: Sequence[Mapping[str, Any]])
     asked = [asked_of(call, "", Counter())[1] for call in last.get("tool_calls") or []]
     given = (value for arguments in asked for value in arguments.values() if isinstance(value, str))
     answer = next((value for value in given if value.strip() and said.strip().endswith(value.strip())), None)
-    return {} if answer is None else {"answer": final_answer(answer), "stop_reason": StopReason.ANSWER}
+    if answer is None:
+        return {}
+    return {"answer": final_answer(answer, MAX_CODE), "stop_reason": StopReason.ANSWER}
 
 
 def _stop(sample: Mapping[str, Any]) -> StopReason | None:

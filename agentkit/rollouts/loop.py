@@ -221,12 +221,17 @@ class _Rollout:
 
     async def _trajectory(self) -> Trajectory:
         """Reset, turns, verdict."""
-        self.prompt = list(self.codec.prompt_ids(self.task.prompt + await self._reset()))
+        added = await self._reset()
+        self.prompt = list(self.codec.prompt_ids(self.task.prompt + added))
         if (reads := self.policy.max_length) is not None and len(self.prompt) >= reads:
-            raise EngineError(
+            why = (
                 f"the prompt of task {self.task.id} has {len(self.prompt)} tokens, and the engine reads "
                 f"{reads} with the completion: leave such tasks out, or give it a longer context"
             )
+            self.prompt = list(self.codec.prompt_ids(self.task.prompt))
+            if len(self.prompt) >= reads:
+                raise EngineError(why)
+            self.failure = DataError(f"{why} ({len(added)} characters are of its environment's reset)")
         stop = StopReason.TURN_LIMIT
         try:
             async with asyncio.timeout(self.limits.trajectory_timeout_s) as clock:

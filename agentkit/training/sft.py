@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from agentkit.lab import Lab
 
 WARMUP = 10  # steps
-ROWS = 8  # demonstrations in one forward and backward pass, at the most: micro_batch is by default as many
 IGNORED = -100  # the label of a token that is not trained on
 
 
@@ -119,9 +118,9 @@ def fine_tune(
     ``step`` and ``loss``, nats a trained token.
     """
     share = max(1, recipe.sft_batch // world())
-    rows = max(n for n in range(1, min(share, ROWS) + 1) if share % n == 0)
+    rows = max(n for n in range(1, min(share, recipe.sft_micro_batch) + 1) if share % n == 0)
     settings = {
-        "output_dir": str(out.parent / ".sft-trainer"),
+        "output_dir": str(out.parent),  # nothing is written there
         "num_train_epochs": recipe.sft_epochs,
         "per_device_train_batch_size": rows,
         "gradient_accumulation_steps": share // rows,

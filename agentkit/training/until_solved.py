@@ -100,6 +100,7 @@ def begin(lab: Lab, shown: Sequence[Task], run: Run) -> tuple[Path | None, list[
     if not recipe.sft:
         return None, []
     named = {k: v for k, v in recipe.everything().items() if k in _STARTS or k.startswith(("sft_", "flaw_"))}
+    named["prompt"] = shown[0].prompt  # an older kit drew and showed others
     if start.exists():
         _check_keys(run, keys, named)
         return start, []
@@ -126,7 +127,8 @@ def solve(lab: Lab, start: Path | None, task: Task, method: str, run: Run) -> li
     """
     _check(method)
     file, done = run.file("rounds.jsonl"), run.file("done.json")
-    made = {k: v for k, v in lab.recipe.everything().items() if k not in _FREE} | {"task": task.id}
+    made = {k: v for k, v in lab.recipe.everything().items() if k not in _FREE}
+    made |= {"task": task.id, "prompt": task.prompt}
     _check_keys(run, done, made)
     if not done.exists():
         lock(run)  # before anything of another process is deleted

@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import cycle, product
 
 from agentkit.records import Picture, SuiteError, Task, Trajectory
@@ -23,7 +23,9 @@ from agentkit.verifiers.grids import as_rows, drawn_in, whole
 TIMEOUT_S = 1.0  # of a program, as in arc25
 LINES = "lines"  # the name of 9 vertical lines
 SQUARES = {12: (6, 8), 16: (8, 8), 20: (10, 8), 25: (10, 10)}  # their number: rows and columns of the grid
-SIDES, MOST_STROKES = (3, 10), 16  # of random drawings
+SIDES, MOST_STROKES = (3, 10), 32  # of random drawings
+TILED, MOST_TILES = 0.5, 12  # share of tiled ones, and how many tiles they have
+TRIES = 3  # places tried for each of their strokes, of which the freest is taken
 
 Grid = list[list[int]]
 
@@ -70,6 +72,7 @@ def draw_vertical_line(img, x, color):
 LANGUAGE = (
     create_img, draw_line, draw_rectangle, draw_horizontal_line, draw_vertical_line, draw_pixel
 )  # fmt: skip
+KINDS = [function.__name__ for function in LANGUAGE if function is not create_img]
 SETUP = "\n".join(map(inspect.getsource, LANGUAGE))
 SYSTEM_PROMPT = "Write task(img), which draws the output and returns it, with " + ", ".join(
     f"{function.__name__}{inspect.signature(function)}" for function in LANGUAGE
@@ -96,7 +99,7 @@ def asking(grid: Grid, program: str, blank: Grid, name: str = "") -> Task:
     """The task to draw a grid on a blank one. Raises SuiteError where there is nothing to draw."""
     if grid == blank:
         raise SuiteError("a drawing that is as blank as the grid it starts from asks for nothing")
-    sides = [f"grid shape: {len(one)}x{len(one[0])}\n{as_rows(one)}" for one in (blank, grid)]
+    sides = [_shown(one) for one in (blank, grid)]
     verifier = {
         "kind": "code",
         "entry": "task",
@@ -108,6 +111,12 @@ def asking(grid: Grid, program: str, blank: Grid, name: str = "") -> Task:
     meta = {"plan": [], "template": name or f"{program.count('draw')} strokes"}
     prompt = f"Input, {sides[0]}\nOutput, {sides[1]}"
     return Task(f"drawing-{name or digest}", prompt, program, verifier, "drawing", tools=(), meta=meta)
+
+
+def _shown(grid: Grid) -> str:
+    """Its shape, then rows of digits behind their numbers, as arc24 found best; from 0, as y counts."""
+    rows = (f"{y} {''.join(map(str, row))}" for y, row in enumerate(grid))
+    return "\n".join([f"grid shape: {len(grid)}x{len(grid[0])}", *rows])
 
 
 def program_of(strokes: list[str]) -> str:
@@ -145,22 +154,59 @@ def target(name: str) -> Task:
 
 
 def draft(corpus: Corpus, rng: random.Random) -> Task | None:
-    """A random drawing of at most MOST_STROKES strokes, each of which is seen."""
+    """A random drawing, each stroke of which is seen: half are tiles, and half strokes anywhere."""
     rows, columns = rng.randint(*SIDES), rng.randint(*SIDES)
-    strokes = [_stroke(rng, rows, columns) for _ in range(rng.randint(1, MOST_STROKES))]
     blank = create_img((rows, columns), 0)
-    grid = _drawn(strokes, blank)
-    for i in reversed(range(len(strokes))):
-        if _drawn(without := [*strokes[:i], *strokes[i + 1 :]], blank) == grid:
-            strokes = without
+    strokes = (_tiles if rng.random() < TILED else _strokes)(rng, rows, columns)
+    grid, before = _drawn(strokes, blank), []
+    while strokes != before:  # one that goes can uncover that another is idle
+        before = strokes
+        for i in reversed(range(len(before))):
+            if _drawn(without := [*strokes[:i], *strokes[i + 1 :]], blank) == grid:
+                strokes = without
     return asking(grid, program_of(_in_order(strokes, blank)), blank)
+
+
+def _tiles(rng: random.Random, rows: int, columns: int) -> list[str]:
+    """Tiles of one size in their places, at most MOST_TILES."""
+    width, height, share = rng.randint(1, 3), rng.randint(1, 3), rng.uniform(0.3, 1.0)
+    corners = [c for c in product(range(0, columns, width), range(0, rows, height)) if rng.random() < share]
+    kept = sorted(rng.sample(corners, min(len(corners), rng.randint(1, MOST_TILES)))) or [(0, 0)]
+    ends = [(min(x + width, columns) - 1, min(y + height, rows) - 1) for x, y in kept]
+    return [_tile(start, end, rng.randint(1, 9)) for start, end in zip(kept, ends, strict=True)]
+
+
+def _tile(start: tuple[int, int], end: tuple[int, int], colour: int) -> str:
+    """The stroke for what lies between two corners."""
+    if start == end:
+        return f"draw_pixel({start}, {colour})"
+    kind = "draw_line" if start[0] == end[0] or start[1] == end[1] else "draw_rectangle"
+    return f"{kind}({start}, {end}, {colour})"
+
+
+def _strokes(rng: random.Random, rows: int, columns: int) -> list[str]:
+    """Up to one for two cells, of some kinds more than of others; each is the freest of TRIES."""
+    blank, kinds = create_img((rows, columns), 0), rng.sample(KINDS, rng.randint(2, len(KINDS)))
+    shares, strokes, taken = [rng.random() ** 2 for _ in kinds], [], set()
+    for _ in range(rng.randint(1, min(MOST_STROKES, rows * columns // 2))):
+        (kind,) = rng.choices(kinds, shares)
+        tries = (_stroke(rng, rows, columns, kind) for _ in range(TRIES))
+        cells = {stroke: _cells(stroke, blank) for stroke in tries}
+        hidden = {stroke: len(own & taken) / len(own) for stroke, own in cells.items()}
+        strokes.append(min(hidden, key=hidden.__getitem__))
+        taken |= cells[strokes[-1]]
+    return strokes
+
+
+def _cells(stroke: str, blank: Grid) -> set[tuple[int, int]]:
+    """The cells (y, x) that a stroke of our own draws on a blank grid."""
+    drawn = _drawn([stroke], blank)
+    return {(y, x) for y, row in enumerate(drawn) for x, colour in enumerate(row) if colour}
 
 
 def _in_order(strokes: list[str], blank: Grid) -> list[str]:
     """Strokes from left to right and down, but those that lie on others after these: one order to learn."""
-    cells = [
-        {(y, x) for y, row in enumerate(_drawn([s], blank)) for x, c in enumerate(row) if c} for s in strokes
-    ]
+    cells = [_cells(stroke, blank) for stroke in strokes]
     left, ordered = list(range(len(strokes))), []
     while left:
         free = [i for i in left if not any(cells[i] & cells[j] for j in left if j < i)]
@@ -177,24 +223,21 @@ def _corner(stroke: str) -> tuple[int, int]:
     return min(numbers[::2]), min(numbers[1::2], default=0)
 
 
-def _stroke(rng: random.Random, rows: int, columns: int) -> str:
-    def point() -> tuple[int, int]:
-        return rng.randrange(columns), rng.randrange(rows)
-
-    def near(x: int, y: int) -> tuple[int, int]:
-        return min(x + rng.randint(0, 3), columns - 1), min(y + rng.randint(0, 3), rows - 1)
-
-    colour, corner = rng.randint(1, 9), point()
-    makers: list[Callable[[], str]] = [
-        lambda: (
-            f"draw_line({corner}, {rng.choice([(corner[0], point()[1]), (point()[0], corner[1])])}, {colour})"
-        ),
-        lambda: f"draw_rectangle({corner}, {near(*corner)}, {colour})",
-        lambda: f"draw_horizontal_line({corner[1]}, {colour})",
-        lambda: f"draw_vertical_line({corner[0]}, {colour})",
-        lambda: f"draw_pixel({corner}, {colour})",
-    ]
-    return rng.choice(makers)()
+def _stroke(rng: random.Random, rows: int, columns: int, kind: str) -> str:
+    """One of a kind; none looks like another kind's, but a line from side to side."""
+    colour, x, y = rng.randint(1, 9), rng.randrange(columns), rng.randrange(rows)
+    if kind == "draw_line":
+        other = rng.choice(
+            [(i, y) for i in range(columns) if i != x] + [(x, i) for i in range(rows) if i != y]
+        )
+        start, end = sorted([(x, y), other])
+        return f"draw_line({start}, {end}, {colour})"
+    if kind == "draw_rectangle":
+        x, y = min(x, columns - 2), min(y, rows - 2)
+        far = min(x + rng.randint(1, 3), columns - 1), min(y + rng.randint(1, 3), rows - 1)
+        return f"draw_rectangle({(x, y)}, {far}, {colour})"
+    place = {"draw_horizontal_line": y, "draw_vertical_line": x, "draw_pixel": (x, y)}[kind]
+    return f"{kind}({place}, {colour})"
 
 
 def relabel(task: Task, trajectory: Trajectory) -> Task | None:
@@ -203,9 +246,9 @@ def relabel(task: Task, trajectory: Trajectory) -> Task | None:
     if solved is None:
         return None
     ((given,), grid), *_ = solved.verifier["tests"]
-    if as_rows(grid) is None or grid == given:
+    if as_rows(grid) is None or as_rows(given) is None or grid == given:
         return None
-    asked = asking(whole(grid), solved.answer, given)
+    asked = asking(whole(grid), solved.answer, whole(given))
     return dataclasses.replace(asked, id=solved.id, meta=asked.meta | solved.meta | {"plan": []})
 
 
