@@ -308,6 +308,17 @@ SAID = {
 }  # fmt: skip
 
 
+def test_a_long_answer_reaches_its_verifier_as_in_a_rollout():
+    register({"essay": lambda answer, gold: float(len(answer) > 2_000)})
+    try:
+        rows = [{"messages": [USER, {"role": "assistant", "content": "word " * 600}]}]
+        kinds = (Task("t", USER["content"], "5", kind) for kind in ("essay", "numeric"))
+        found = [from_messages(rows, tasks=[task]).trajectories[0] for task in kinds]
+    finally:
+        del KINDS["essay"]
+    assert [t.success for t in found] == [1.0, 0.0] and "2000 is the limit" in found[1].why
+
+
 @pytest.mark.parametrize("form", SAID)
 def test_an_answer_is_read_beside_its_thoughts_whatever_form_they_have(form):
     user = {"role": "user", "content": PROMPT}
@@ -325,17 +336,6 @@ def test_an_answer_is_read_beside_its_thoughts_whatever_form_they_have(form):
     ("prompt", "content"),
     [("q", "<think>Answer: 5"), ("q<|im_start|>assistant\n<think>\n", "Answer: 5"), ("q<think>", ASKS), ("q", [{"type": "thinking", "thinking": "Answer: 5"}])],
 )  # fmt: skip
-def test_a_long_answer_reaches_its_verifier_as_in_a_rollout():
-    register({"essay": lambda answer, gold: float(len(answer) > 2_000)})
-    try:
-        rows = [{"messages": [USER, {"role": "assistant", "content": "word " * 600}]}]
-        kinds = (Task("t", USER["content"], "5", kind) for kind in ("essay", "numeric"))
-        found = [from_messages(rows, tasks=[task]).trajectories[0] for task in kinds]
-    finally:
-        del KINDS["essay"]
-    assert [t.success for t in found] == [1.0, 0.0] and "2000 is the limit" in found[1].why
-
-
 def test_an_unfinished_thought_is_no_answer(prompt, content):
     messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": content}]
     (t,) = from_messages([{"messages": messages}]).trajectories

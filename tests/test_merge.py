@@ -70,15 +70,6 @@ def test_merged_and_adapter_agree_and_the_data_type_is_kept(trained):
     assert run.file("merged", "model.safetensors").stat().st_mode & 0o777 == 0o600
 
 
-def test_weights_are_rounded_once(trained):
-    run, _ = trained
-    merge(run, "float16")
-    base = AutoModelForCausalLM.from_pretrained(run.manifest["recipe"]["model"], dtype=_trained_in(run))
-    whole = PeftModel.from_pretrained(base.float(), str(run.file("adapter"))).merge_and_unload().half()
-    kept = AutoModelForCausalLM.from_pretrained(run.file("merged"), dtype=torch.float16).state_dict()
-    assert all(torch.equal(weight, kept[name]) for name, weight in whole.state_dict().items())
-
-
 @pytest.mark.parametrize("cold_start", [False, True])
 def test_it_ends_its_turns_where_rollouts_did_and_an_adapter_beside_it_names_its_base(
     trained, tmp_path, cold_start

@@ -89,6 +89,18 @@ def whole(trajectories):
     return trajectories
 
 
+def test_a_reset_that_fills_the_context_leaves_one_trajectory_unscored(tokenizer, tools):
+    """And does not end a training, as a question that does must."""
+    tools.reset = lambda self, **row: "word " * (500 if self.number == 2 else 1)
+    policy = calls(tokenizer, "work", how="fine")
+    free = rollout([TASK], policy, environment=tools, limits=ROOMY)
+    policy.max_length, tools.made = len(free[0].prompt_ids) + 400, -1
+    found = whole(rollout([TASK], policy, environment=tools, group_size=4, limits=ROOMY))
+    (failed,) = [t for t in found if t.stop_reason is StopReason.ERROR]
+    assert failed.success is None and "2500 characters are of its environment's reset" in failed.why
+    assert [t.success for t in found if t is not failed] == [1.0] * 3
+
+
 @pytest.mark.parametrize("name", ["work", "later"])
 def test_one_hung_tool_in_eight_ends_within_its_time_out_and_a_second(tokenizer, tools, name):
     """F4. The rollout without a fault is taken off, so that a slow machine is not blamed on the runtime."""
@@ -135,18 +147,6 @@ def test_a_reset_that_fails_is_tried_once_more_and_then_leaves_one_trajectory_un
 
 
 @pytest.mark.parametrize("how", ["raise", "hang"])
-def test_a_reset_that_fills_the_context_leaves_one_trajectory_unscored(tokenizer, tools):
-    """And does not end a training, as a question that does must."""
-    tools.reset = lambda self, **row: "word " * (500 if self.number == 2 else 1)
-    policy = calls(tokenizer, "work", how="fine")
-    free = rollout([TASK], policy, environment=tools, limits=ROOMY)
-    policy.max_length, tools.made = len(free[0].prompt_ids) + 400, -1
-    found = whole(rollout([TASK], policy, environment=tools, group_size=4, limits=ROOMY))
-    (failed,) = [t for t in found if t.stop_reason is StopReason.ERROR]
-    assert failed.success is None and "2500 characters are of its environment's reset" in failed.why
-    assert [t.success for t in found if t is not failed] == [1.0] * 3
-
-
 def test_an_environment_that_cannot_be_made_is_one_that_cannot_be_reset(tokenizer, tools, how, monkeypatch):
     monkeypatch.setattr("agentkit.rollouts.loop.MADE_S", 0.0)
 

@@ -59,7 +59,7 @@ def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> Merged:
     kept = kept if kept in (torch.float16, torch.bfloat16) else torch.float32
     run.warn_if_changed(ADAPTER)
     rows = _token_rows(run)
-    model = pretrained(AutoModelForCausalLM, source, dtype=_trained_in(run)).eval()  # as training loads it
+    model = _weights_as(_trained_in(run), pretrained(AutoModelForCausalLM, source, dtype=kept).eval())
     if max(token for ids, _ in rows for token in ids) >= model.get_input_embeddings().num_embeddings:
         raise RunError(f"{run.path} holds tokens that {source} lacks: its trajectories are another model's.")
     if recipe.get("sft"):
@@ -98,6 +98,13 @@ def _trained_in(run: Run) -> torch.dtype:
     manifest = run.manifest
     told = manifest["stages"].get(STAGE, {}).get("precision")
     return precision_of(told or manifest.get("recipe", {}).get("precision", "auto"))
+
+
+def _weights_as(dtype: torch.dtype, model: Any) -> Any:
+    """The model with its weights in this type, and no buffer: RoPE's frequencies stay in float32."""
+    for weight in model.parameters():
+        weight.data = weight.data.to(dtype)
+    return model
 
 
 def _write(model: Any, tokenizer: Any, folder: Path) -> None:
