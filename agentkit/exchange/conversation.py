@@ -18,7 +18,8 @@ from agentkit.records import DataError, ParsedTurn, Score, StopReason, Task, Too
 from agentkit.rollouts.call_formats import CHANNEL, OPENINGS, THINK, THOUGHT, parse_stored, parse_turn
 from agentkit.rollouts.call_json import ARGUMENTS
 from agentkit.runs import parse_json, trajectory_from
-from agentkit.verifiers import verify
+from agentkit.trajectories import verifier_kind
+from agentkit.verifiers import answer_limit, verify
 from agentkit.verifiers.extraction import MAX_CODE, final_answer
 
 RECORD = "trajectory"  # the column that holds a whole record as JSON
@@ -159,7 +160,11 @@ def read_conversations(rows: Iterable[Row], policy: str, tasks: Iterable[Task], 
                     f"{row.where}: success is {trajectory.success}, which is not in [0, 1]. Name another "
                     "column or scorer, or pass tasks."
                 )
-            made.setdefault(trajectory.task_id, Task(trajectory.task_id, prompt, row.gold, family="imported"))
+            own = Task(trajectory.task_id, prompt, row.gold, family="imported")
+            task = made.setdefault(trajectory.task_id, own)
+        limit = answer_limit(verifier_kind(task))
+        if row.record is None and final_answer(trajectory.answer or "", limit) is None:  # as of a rollout
+            trajectory = replace(trajectory, answer=None)
         trajectories.append(trajectory)
     if not trajectories:
         raise DataError("there is no row to read. Name a file that holds some.")

@@ -203,7 +203,9 @@ class Recipe:
     sft_epochs: int = _key(1, "passes over the demonstrations", 1, 50, stages="2")
     sft_learning_rate: float = _key(1e-4, "peak learning rate of the cold start", 0, 1, stages="2")
     sft_batch: int = _key(16, "demonstrations in one optimiser step", 1, 1024, stages="2")
-    sft_micro_batch: int = _key(8, "demonstrations in one forward and backward pass", 1, 1024, stages="2")
+    sft_micro_batch: int = _key(
+        8, "demonstrations in one forward and backward pass, at most", 1, 1024, stages="2"
+    )
     flaw_skip_lookup: float = _key(0.0, "chance to skip a lookup after the first", 0, 1, stages="2")
     flaw_wrong_operation: float = _key(0.0, "chance to use the wrong operation", 0, 1, stages="2")
     flaw_in_head: float = _key(0.0, "chance to compute without the calculator", 0, 1, stages="2")

@@ -37,7 +37,8 @@ def rerun(run: Run, to: Run) -> tuple[list[str], list[str]]:
     for name, values in now.items():
         around += [f"{name}, {one}" for one in _differing(before.get(name, {}), values)]
     Run.create(to.path).update(rerun_of={"path": str(run.path)})
-    run_stages(to, recipe, 0, STAGES.index(done[-1]), files=files)
+    if not run_stages(to, recipe, 0, STAGES.index(done[-1]), files=files):
+        raise KeyboardInterrupt
     return around, list(_results(run, to))
 
 

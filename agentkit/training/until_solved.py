@@ -40,7 +40,13 @@ if TYPE_CHECKING:
     from agentkit.lab import Lab
     from agentkit.runs import Recipe
 
-_FREE = ("run", "drawings", "methods", "n_seeds")  # keys that may differ from what made a result
+_FREE = (
+    "run",
+    "drawings",
+    "methods",
+    "n_seeds",
+    "sft_micro_batch",
+)  # keys that may differ from what made a result
 _STARTS = {  # keys that make the cold start, besides sft_... and flaw_...; all seeds share one
     "model", "n_tasks", "suite_seed", "transcripts", "lora_r", "lora_alpha", "precision", "tool_format",
     "chat_template", "template_arguments", "thinking", "max_turns", "max_turn_tokens", "max_tokens",
@@ -100,6 +106,7 @@ def begin(lab: Lab, shown: Sequence[Task], run: Run) -> tuple[Path | None, list[
     if not recipe.sft:
         return None, []
     named = {k: v for k, v in recipe.everything().items() if k in _STARTS or k.startswith(("sft_", "flaw_"))}
+    del named["sft_micro_batch"]
     named["prompt"] = shown[0].prompt  # an older kit drew and showed others
     if start.exists():
         _check_keys(run, keys, named)

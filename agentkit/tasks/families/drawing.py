@@ -25,7 +25,7 @@ LINES = "lines"  # the name of 9 vertical lines
 SQUARES = {12: (6, 8), 16: (8, 8), 20: (10, 8), 25: (10, 10)}  # their number: rows and columns of the grid
 SIDES, MOST_STROKES = (3, 10), 32  # of random drawings
 TILED, MOST_TILES = 0.5, 12  # share of tiled ones, and how many tiles they have
-TRIES = 3  # places tried for each of their strokes, of which the freest is taken
+TRIES = 3  # places tried for each stroke of the others, of which the freest is taken
 
 Grid = list[list[int]]
 
