@@ -347,7 +347,7 @@ def preflight_command(
 
     values, folder = _recipe(recipe, changes), load_run(run) if run else None
     lab = Lab.open(values)
-    suite = lab.load(folder) if folder else lab.suite()
+    suite = lab.load(folder) if folder else lab.without_long_prompts(lab.suite())
     lab = lab.planned(suite)
     cold_start = [folder.file("sft")] if folder and values.sft and folder.file("sft").exists() else []
     if values.sft and not cold_start:
@@ -586,7 +586,8 @@ def audit_command(suite: Annotated[Path, Positional, arg(metavar="SUITE")], *, a
     from agentkit.tasks import Suite
 
     tasks = Suite.load(suite := located(suite)).tasks
-    lab = Lab.of(load_run(suite)) if (suite / "run.json").exists() else Lab.open({})
+    run = (suite if suite.is_dir() else suite.parent).resolve()
+    lab = Lab.of(load_run(run)) if (run / "run.json").exists() else Lab.open({})
     tasks = Suite(tasks, lab.environments)
     rows = tasks.audit()
     status = 0 if all(row["passed"] for row in rows) else 1

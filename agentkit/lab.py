@@ -448,10 +448,11 @@ class Lab:
     def contents(self) -> pd.DataFrame:
         """What the lab holds, a row a part: what it is, its name, and what it does.
 
-        Where the recipe was handed no reward, as in the notebooks that use none, only the lab file's own
-        components are listed.
+        Where a notebook was handed no reward or families, as those that use none, only the lab file's own are
+        listed.
         """
-        named = [] if self.recipe.tasks else self._asked()
+        is_used = "families" in self.recipe.given or "run" not in self.recipe.given
+        named = self._asked() if is_used and not self.recipe.tasks else []
         tools = {
             name: ", ".join(tools_of(self.families[name].environment())) or "no tools"
             for name in [*named, *sorted(self.own_families - set(named))]
@@ -481,7 +482,9 @@ class Lab:
         table = pd.DataFrame(rows, columns=["key", "value", "default", "what it is"]).set_index("key")
         title = f"{len(changed)} keys of the recipe differ from their defaults"
         folded = html.folded(title, tables.drawn(table) if rows else "")
-        return html.fragment(tables.drawn(self.contents(), "The lab"), folded)
+        contents = self.contents()
+        held = [tables.drawn(contents, "The lab")] * (not contents.empty)
+        return html.fragment(*held, folded)
 
 
 def _rollout(tasks: Sequence[Task], policy: Policy, what: str, **options: Any) -> list[Trajectory]:

@@ -127,7 +127,7 @@ def make_peer(
 ) -> AsyncGRPOTrainer:
     """TRL's trainer with the recipe's batch, optimiser, tools and reward; it asks the server for its options."""
     recipe, text = Recipe.from_mapping(values), json.dumps(values)
-    _, tokenizer = load_agent(str(agent))
+    model, tokenizer = load_agent(str(agent))
     tokenizer.response_template = qwen3_template
     rows = [{"prompt": messages(t), "task_id": t.id, "environment": t.family} for t in tasks]
     return AsyncGRPOTrainer(
@@ -136,7 +136,7 @@ def make_peer(
         _arguments(recipe, url, out),
         Dataset.from_list(rows).shuffle(recipe.seed),  # TRL takes them in order
         tokenizer,
-        peft_config=lora(recipe),
+        peft_config=lora(recipe, model),
         environment_factory={f: partial(environment, text, f) for f in sorted({t.family for t in tasks})},
     )
 

@@ -37,7 +37,7 @@ def updates(lab: Lab, run: Run, name: str, shards: bool, shares: bool) -> list[i
     agent, tokenizer = load_agent(recipe.model, precision=recipe.precision, shards=shards)
     held = sum((p.to_local() if isinstance(p, DTensor) else p).nbytes for p in agent.parameters())
     trainer = make_trainer(
-        SharingTrainer, agent, tokenizer, grpo_config(recipe, run.file(name)), lora(recipe)
+        SharingTrainer, agent, tokenizer, grpo_config(recipe, run.file(name)), lora(recipe, agent)
     )
     leave_shards(trainer.model)
     trainer.share_prefixes(shares)

@@ -15,6 +15,7 @@ from agentkit.evaluation.failures import FAILURES, failure_class, failures
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.rollouts import rollout
+from agentkit.rollouts.call_formats import FORMATS, format_call
 
 
 def step(tool, expect=None, **arguments):
@@ -51,6 +52,8 @@ OPEN = Task("open", "Who wrote Emma?", "Jane Austen", "exact", "custom", tools=(
 PLAIN = Task("plain", "Say hello.", "hello", "exact", "custom", tools=(), meta={"plan": []})
 TASKS = [RATIO, CHAIN, WHICH, CODE, GIVES, OPEN, PLAIN]
 
+SEARCH = [{"type": "function", "function": {"name": "search", "parameters": {
+    "type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}}}]  # fmt: skip
 SUDAN = ToolResult("search", {"query": "area of Sudan"}, "[1] The area of Sudan is 1861484 square km.", True)
 JAPAN = ToolResult("search", {"query": "area of Japan"}, "[1] The area of Japan is 377835 square km.", True)
 RIGHT = ToolResult("calculator", {"expression": "round(1861484 / 377835, 2)"}, "4.93", True)
@@ -184,6 +187,22 @@ def test_failures_count_each_failed_trajectory_once_and_leave_out_the_unscored()
 def test_each_measure_on_a_literal(name, trajectory, wanted):
     values = MEASURES[name].values(trajectory, {t.id: t for t in TASKS}[trajectory.task_id])
     assert (sum(values), len(values)) == wanted
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_call_is_no_plan_in_any_form(form):
+    call = format_call("search", {"query": "area of Sudan in square kilometres"}, form, SEARCH)
+    for said, is_plan in ((call, 0), (f"First I need both areas. {call}", 1)):
+        (first, *rest) = made(RATIO, "4.93", SUDAN).turns
+        t = replace(made(RATIO, "4.93", SUDAN), turns=(replace(first, text=said), *rest))
+        assert sum(MEASURES["plans"].values(t, RATIO)) == is_plan, said
+
+
+def test_a_program_for_another_interpreter_is_a_program():
+    plan = {"plan": [step("code_interpreter", "4", code="...")]}
+    task = replace(GIVES, tools=("code_interpreter",), meta=plan)
+    ran = replace(RAN, name="code_interpreter")
+    assert failure_class(made(GIVES, "5", ran), task) == failure_class(made(GIVES, "5", RAN), GIVES)
 
 
 def test_changes_are_over_tasks_and_corrected():

@@ -22,7 +22,7 @@ from agentkit.runs import Recipe, Run, load_run
 from agentkit.runs.topology import choose, settled, visible
 from agentkit.training import worker
 from agentkit.training.launch import Work
-from agentkit.training.torchrun import death
+from agentkit.training.torchrun import death, last_error
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -58,6 +58,9 @@ def test_a_split_is_chosen_where_one_card_does_not_hold_both_and_says_so():
     split = chosen(4, "micro_batch: 2", engine="vllm")
     assert split.kind == "split" and (split.processes, split.serving) == (2, ("2", "3"))
     assert "do not fit on one card together (micro_batch: 2)" in str(split)
+    recipe = Recipe(engine="vllm")
+    assert settled(recipe, split)["topology"] == "split", "its memory is planned as such"
+    assert settled(recipe, chosen(4, engine="vllm"))["topology"] == recipe.topology
     assert "2 servers roll out on GPUs 2, 3, and 2 processes train on GPUs 0, 1: " in str(split)
     alone = chosen(2, topology="split", engine="vllm", processes=1)
     assert str(alone).startswith("split: 1 server rolls out on GPU 1, and 1 process trains on GPU 0: ")
@@ -104,6 +107,26 @@ E1122 api.py:986] failed (exitcode: -9) local_rank: 1 (pid: 8) of binary: python
 def test_the_process_that_was_killed_is_told_from_those_that_torchrun_ended():
     assert death(1, LOG).startswith("process 1 was ended by SIGKILL") and death(1, LOG[:80]) == ""
     assert "torchrun, which watches the processes, was ended by SIGKILL" in death(-9, "")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "torch.distributed.DistBackendError: NCCL error in: x.cpp",
+        "agentkit.records.RunError: a fifth of the rewards failed",
+    ],
+)
+def test_what_ended_a_process_is_told_and_not_what_the_others_say_of_it(error):
+    log = [
+        "[rank1]: Traceback (most recent call last):",
+        f"[rank1]: {error}",
+        "[rank0]: RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3021",
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+        "  error_file: <N/A>",
+    ]
+    assert last_error("\n".join(log)) == f"[rank1]: {error}"
+    assert last_error("\n".join(log[3:])).endswith("error_file: <N/A>"), "nothing better"
 
 
 def test_a_notebook_that_has_gone_does_not_stop_the_step(capfd):

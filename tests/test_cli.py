@@ -199,6 +199,17 @@ def test_output_that_no_disk_takes_is_one_sentence():
     assert done.returncode == 2 and "No space left" in told and "Make room" in told
 
 
+def test_a_kernel_that_does_not_start_is_one_sentence(tmp_path, monkeypatch, capsys):
+    def fails(*_, **__):
+        raise RuntimeError("Kernel didn't respond in 60 seconds")  # as jupyter_client says it
+
+    monkeypatch.setattr("papermill.execute_notebook", fails)
+    assert cli.main(["run", "params/nano.yaml", "--run", str(tmp_path / "a"), "--to", "01"]) == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert "01_tasks stopped: its kernel did not start (Kernel didn't respond in 60 seconds)" in told
+    assert "run the same again" in told
+
+
 @pytest.mark.slow
 def test_a_kernel_that_dies_is_one_sentence_and_the_stage_is_marked(tmp_path, monkeypatch, capsys):
     for folder in ("notebooks", "params"):

@@ -152,6 +152,13 @@ def test_a_control_is_forecast_with_its_training_and_told_apart_in_what_a_run_to
     assert measured_rates(run).evaluation == pytest.approx(3.0)
 
 
+def test_a_notebook_that_failed_has_measured_nothing(tmp_path):
+    run = small_run(tmp_path / "a")
+    last = run.manifest["stages"]["05_compare"]
+    run.update(stages={"05_compare": last | {"status": "failed", "seconds": 2.0}})
+    assert PHASES[4] not in actual(run) and measured_rates(run).evaluation > 1
+
+
 def test_a_policy_took_the_notebooks_that_made_it(tmp_path):
     run = small_run(tmp_path / "a")
     took = [cost.made_in(run, policy) for policy in ("base", "sft", "grpo", "sft_more")]
@@ -196,6 +203,16 @@ def test_calls_that_are_repeated_make_trajectories_longer():
     assert (failing.rollout, failing.evaluation, failing.update) == (
         2 * plain.rollout, 2 * plain.evaluation, 2 * plain.update)  # fmt: skip
     assert (failing.demonstration, failing.other) == (plain.demonstration, plain.other)
+
+
+def test_epochs_are_forecast_as_the_steps_that_were_made(tmp_path):
+    prices = read_prices(PRICES)
+    tables = []
+    for changes in ({}, {"epochs": 3}):
+        run = small_run(tmp_path / f"a{len(changes)}", steps=4, done=("01_tasks", "02_baseline"))
+        run.update(recipe=changes)
+        tables.append(against_table(run, prices).set_index("Phase").loc["Rollout generation", "Predicted"])
+    assert tables[0] == tables[1]
 
 
 def test_half_a_run_is_compared_as_far_as_it_went(tmp_path):
@@ -255,6 +272,14 @@ def test_the_command(tmp_path, capsys):
     assert main(["cost", str(recipe), "--prices", str(PRICES), "--run", str(run.path), "-p", "steps=20"]) == 0
     after = capsys.readouterr().out
     assert "Actual / predicted" in after and "measured on a, 10 steps" in after
+    for name, n in {"rows.jsonl": 10 * SMALL["n_tasks"], "gsm8k:rows.jsonl": SMALL["n_tasks"]}.items():
+        (tmp_path / "rows.jsonl").write_text('{"prompt": "x", "answer": "1"}\n' * 10 * SMALL["n_tasks"])
+        recipe.write_text(yaml.safe_dump(SMALL | {"model": "nano", "tasks": name}))
+        assert main(["cost", str(recipe), "--prices", str(PRICES), "--json"]) == 0
+        seconds = json.loads(capsys.readouterr().out)["device_seconds"]
+        more = forecast(Recipe.from_mapping(SMALL | {"model": "nano", "n_tasks": n}),
+                        read_prices(PRICES).rates_of(Recipe(model="nano")))  # fmt: skip
+        assert seconds == pytest.approx(more), "n_tasks is a limit of a public data set's rows only"
     assert main(["cost", str(recipe), "--prices", str(tmp_path / "nope.yaml")]) == 2
     assert "does not exist" in capsys.readouterr().err
     with pytest.raises(SystemExit):

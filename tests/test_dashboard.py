@@ -74,6 +74,8 @@ def test_progress_says_how_far_how_long_and_how_much():
         == "Step 20 of 60 · 40 s spent, about 80 s left · $0.04 of about $0.12 at Lab · best validation 60.0% at step 11"
     )
     assert progress(pd.DataFrame({"step": []}), Recipe(steps=60)) == "Step 0 of 60"
+    epochs = pd.DataFrame(rows(20)).assign(planned_steps=30.0)  # whose recipe says no steps
+    assert progress(epochs, Recipe(epochs=1)).startswith("Step 20 of 30 · 40 s spent, about 20 s left")
 
 
 def test_money_is_that_of_all_cards_and_none_on_a_cpu(run):
@@ -142,6 +144,19 @@ def test_the_dashboard_follows_a_run_of_another_process(run, capsys):
         patch.setattr(time, "sleep", one_more)
         dashboard.follow()
     assert "Step 4 of 4" in capsys.readouterr().out and run.file("train", "dashboard.html").exists()
+
+
+def test_a_training_by_epochs_is_over_after_the_steps_its_metrics_tell(run, monkeypatch):
+    def planned(n):
+        return [row | {"planned_steps": 60} for row in rows(n)]
+
+    write_jsonl(run.file("train", "metrics.jsonl"), planned(5))
+    dashboard, polls = Dashboard(run, Recipe(epochs=1, steps=5)), iter((40, 59, 60))
+    monkeypatch.setattr(
+        time, "sleep", lambda _: write_jsonl(run.file("train", "metrics.jsonl"), planned(next(polls)))
+    )
+    dashboard.follow()
+    assert next(polls, None) is None, "it followed to the sixtieth step"
 
 
 @pytest.mark.parametrize("how", ["finished.json", "stage", "interrupted"])

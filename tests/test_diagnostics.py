@@ -206,6 +206,30 @@ def test_an_answer_that_may_be_worked_out_need_not_stand_in_what_a_tool_returned
     assert audit(known, rollout("a", 0, 1.0, answer="Ann", turns=(Turn("Answer: Ann", (0, 3)),))).value == 0.0
 
 
+@pytest.mark.parametrize(
+    ("prompt", "answer", "verifier", "value"),
+    [
+        ("Positive or negative: a fine film.", "positive", {"kind": "exact"}, None),
+        ("Which? A: tea. B: jam.", "B", {"kind": "exact"}, None),
+        ("Which? A: tea. B: jam.", "A", {"kind": "exact"}, None),
+        ("Put a stone into the box.", "done", {"kind": "counted"}, None),  # of one's own
+        ("Who wrote it?", "Ann", {"kind": "exact", "aliases": "Anne"}, 0.0),
+    ],
+)
+def test_a_word_of_the_question_or_for_ones_own_verifier_may_come_from_no_tool(
+    prompt, answer, verifier, value
+):
+    task = Task("a", prompt, answer, verifier, tools=("search", "calculator"))
+    turns = (Turn(f"Answer: {answer}", (0, 3)),)
+    assert audit(task, rollout("a", 0, 1.0, answer=answer, turns=turns)).value == value
+
+
+def test_one_alias_is_a_word_and_not_its_letters():
+    task = Task("a", "Who?", "Ann", {"kind": "exact", "aliases": "Anne"}, tools=())
+    assert audit(task, rollout("a", 0, 1.0, answer="Anne")).value == 1.0
+    assert audit(task, rollout("a", 0, 1.0, answer="e")).value == 0.0
+
+
 def test_an_answer_from_nowhere_or_beside_the_point_is_refused():
     task = Task(
         "a", "How many?", "7", {"kind": "regex"}, meta={"plan": [{"tool": "search", "arguments": {}}]}

@@ -234,6 +234,23 @@ def test_any_grid_can_be_relabelled(name):
     assert verify(new, fenced(new.answer)).value == 1.0 and new.family == "drawing" and new.meta["plan"] == []
 
 
+def test_a_task_that_is_given_more_than_a_grid_is_not_relabelled():
+    two = {"tests": [[[*LINES.verifier["tests"][0][0], 3], LINES.verifier["tests"][0][1]]]}
+    task = dataclasses.replace(LINES, verifier=LINES.verifier | two)
+    shown = answered(task, GOLD.replace("(img)", "(img, colour)"))
+    assert shown.success == 1.0 and drawing.relabel(task, shown) is None
+
+
+@pytest.mark.parametrize(
+    "grid", [[[1, 2], [3]], [[10]], [[-1]], [[0.5]], [[True]], [], [[]], "12", [[1] * 31]]
+)
+def test_what_a_prompt_cannot_show_is_no_drawing(grid):
+    with pytest.raises(SuiteError, match="at most 30 a side, in colours 0 to 9"):
+        drawing.asking(grid, GOLD, [[0]])
+    with pytest.raises(SuiteError, match="at most 30 a side, in colours 0 to 9"):
+        drawing.asking([[2]], GOLD, grid)
+
+
 def test_lessons_keep_one_program_for_each_drawing_without_idle_lines():
     idle = GOLD.replace("return", "draw_pixel(img, (50, 50), 3)\n    return")
     wrong = GOLD.replace(", 8, 9)", ", 8, 1)")
@@ -337,15 +354,18 @@ def test_every_method_spends_its_budget_and_is_read_the_second_time(start, tmp_p
         )
     with pytest.raises(RecipeError, match="methods names 'sft'"):
         solve(lab, start, LINES, "sft", run)
+    own = Run(run.file("lines", "grpo", "seed-5"))
+    with pytest.raises(RunError, match="made with another prompt"):
+        solve(lab, start, dataclasses.replace(LINES, prompt="123456789"), "grpo", own)
 
 
 def test_a_cold_start_is_kept_and_one_of_other_keys_is_refused(tmp_path):
     lab = Lab.open({"families": "drawing", "sft": True, "max_turns": 1, "sft_batch": 2, "n_tasks": 20})
-    run = Run.create(tmp_path / "run")
+    run, shown = Run.create(tmp_path / "run"), drawing.drafts(1, 1)
 
     def begin(**changes):
         recipe = dataclasses.replace(lab.recipe, **changes)
-        return until_solved.begin(dataclasses.replace(lab, recipe=recipe), drawing.drafts(1, 1), run)
+        return until_solved.begin(dataclasses.replace(lab, recipe=recipe), shown, run)
 
     assert begin(sft=False) == (None, [])
     half, _ = until_solved._agent(dataclasses.replace(lab.recipe, precision="bfloat16"), None)
@@ -356,6 +376,9 @@ def test_a_cold_start_is_kept_and_one_of_other_keys_is_refused(tmp_path):
     for name, value in {"sft_epochs": 5, "sft_learning_rate": 0.5, "model": "other", "n_tasks": 30}.items():
         with pytest.raises(RunError, match=f"made with another {name}"):
             begin(**{name: value})
+    shown.append(dataclasses.replace(shown.pop(), prompt="as an older kit showed it"))
+    with pytest.raises(RunError, match="made with another prompt"):
+        begin()
 
 
 def test_the_last_rollouts_of_two_methods_are_two_groups(tmp_path):

@@ -317,6 +317,7 @@ def test_a_long_answer_reaches_its_verifier_as_in_a_rollout():
     finally:
         del KINDS["essay"]
     assert [t.success for t in found] == [1.0, 0.0] and "2000 is the limit" in found[1].why
+    assert found[0].answer == ("word " * 600).strip() and found[1].answer is None, "as a rollout keeps them"
 
 
 @pytest.mark.parametrize("form", SAID)

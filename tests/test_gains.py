@@ -100,6 +100,7 @@ def test_calls_that_never_parsed_and_giving_up():
     assert unparsed(said(WHERE, "Rome", BAD)) and unparsed(said(WHERE, "Rome", GOOD, BAD))
     assert not unparsed(said(WHERE, "Rome", BAD, GOOD)) and not unparsed(said(WHERE, "Rome", GOOD))
     assert unparsed(said(WHERE, '{"name": "search", "arguments": {"query": "Paris"}}'))
+    assert unparsed(said(WHERE, 'I look. {"name": "search", "parameters": {"query": "Paris"}}')), "Llama's"
     assert gave_up_on(said(WHERE, "I could not find it."), WHERE) and gave_up_on(said(WHERE, None), WHERE)
     assert gave_up_on(said(WHERE, None, stop=StopReason.TURN_LIMIT), WHERE)
     assert gave_up_on(said(WHERE, None, text="So I will", stop=StopReason.TRUNCATED_TURN), WHERE)

@@ -59,7 +59,7 @@ def counted(answer, gold, *, trajectory=None):
 
 families = {"boxes": Family(draft, environment=Box)}
 verifiers = {"counted": counted}
-rewards = {"brevity": (lambda task, trajectory: -len(trajectory.turns), beside.WEIGHT)}
+rewards = {"brevity": (lambda task, t: -len(t.turns) * (task.meta["start"] > 0), beside.WEIGHT)}  # its own tasks'
 '''
 
 
@@ -136,6 +136,12 @@ def test_it_shows_what_it_holds_and_which_keys_differ(recipe):
     assert "correctness" not in rows["name"].tolist(), "no reward was handed to it: it does not guess"
     handed = Lab.open(read_recipe(recipe) | {"reward": "toolrl"}).contents()
     assert {"format", "match", "brevity", "Box"} <= set(handed["name"])
+    keys = {k: v for k, v in read_recipe(recipe).items() if k != "families"} | {
+        "run": "a"
+    }  # as notebook 02's
+    listed = Lab.open(keys).contents()
+    assert listed.loc[["family"], "name"].tolist() == ["boxes"], "it does not guess families either"
+    assert {"A", "B", "C"} <= set(Lab.open({}).contents()["name"])
     html = lab._repr_html_()
     assert "<details" in html and "n_tasks" in html and "learning_rate" not in html
 
@@ -344,6 +350,29 @@ def test_transcripts_of_messages_are_the_tokens_that_a_rollout_holds(tokenizer, 
         ]
     named = dataclasses.replace(lab, recipe=dataclasses.replace(lab.recipe, transcripts=str(path)))
     assert len(demonstrations(named, suite.split("train"), tokenizer)) == len(rows)
+
+
+def test_tools_of_a_table_are_shown_without_the_nulls_it_fills_in(tokenizer, tmp_path):
+    from datasets import Dataset
+
+    from agentkit.training.transcripts import read_transcripts
+
+    def shown(name, argument):
+        parameters = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
+        return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+    lab = Lab.open({"families": "A", "n_tasks": 20, "tool_cache": "off"})
+    rows = [
+        said(ASKS, REPLY, {"content": "Answer: Paris"})
+        | {"tools": [shown("search", "query"), shown("weigh", "item")]}
+    ]
+    Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
+    write_jsonl(tmp_path / "a.jsonl", rows)
+    table, lines = (
+        read_transcripts(tmp_path / f"a.{end}", tokenizer, lab, lab.suite()) for end in ("parquet", "jsonl")
+    )
+    assert table[0].prompt_ids == lines[0].prompt_ids and table[0].completion_ids == lines[0].completion_ids
+    assert "weigh" in (shown := tokenizer.decode(table[0].prompt_ids)) and "null" not in shown
 
 
 def test_transcripts_in_search_r1s_form_end_as_a_rollout_ends_them(tokenizer, tmp_path):

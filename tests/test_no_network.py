@@ -58,7 +58,8 @@ def test_the_cold_start_and_handing_an_adapter_over_ask_nobody(tmp_path, asked):
     train(trainer)
     demonstrations = trainer.run.trajectories(1)
     fine_tune(model, tokenizer, demonstrations, Recipe(lora_r=2, sft_batch=4), tmp_path / "sft")
-    adapted = get_peft_model(from_a_hub()[0], lora(Recipe(lora_r=2)))
+    again = from_a_hub()[0]
+    adapted = get_peft_model(again, lora(Recipe(lora_r=2), again))
     save_lora(adapted, tmp_path / "handed")
     save_adapter(adapted, tokenizer, tmp_path / "saved")
     assert not asked, asked[:3]

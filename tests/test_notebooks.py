@@ -61,6 +61,7 @@ def test_the_whole_path_leaves_every_artefact(finished):
     n_test = sum(t.split == "test" for t in run.tasks)
     assert len(run.trajectories("grpo")) == 2 * n_test and len(run.trajectories("grpo_greedy")) == n_test
     comparison, shown = run.comparison, Comparison.from_json(run.comparison)
+    assert "with 2 samples each" in run.file("preflight.json").read_text(), "of which notebook 03 is not told"
     assert comparison["n_tasks"] == n_test and set(comparison["policies"]) == {"base", "sft", "grpo"}
     assert 0 < comparison["paired"][0]["p"] <= 1
     assert shown.table().index[0] == "Overall success" and len(shown.sentences()) == 3

@@ -65,6 +65,9 @@ def test_a_stateful_environment_a_verifier_of_calls_and_a_reward_reach_every_not
     for stage in ("01_tasks", "02_baseline", "03_grpo", "05_compare"):
         assert "boxes" in outputs(folder, stage) and "mine.py" in outputs(folder, stage)
     before = run.file("baseline.json").stat().st_mtime_ns
+    assert main(["audit", str(run.file("tasks.jsonl"))]) == 0, (
+        "by its own verifier, which the lab beside it has"
+    )
     recipe = str(tmp_path / "mine.yaml")
     assert main(["run", recipe, "--run", str(folder), "-p", "reward_format=0.2", "--to", "02"]) == 0
     assert run.file("baseline.json").stat().st_mtime_ns == before, "another reward repeats no cold start"

@@ -185,7 +185,7 @@ def test_an_adapter_that_cannot_move_and_a_sampler_at_another_temperature(suite)
     assert told.light == "red" and told.values["temperature"] == pytest.approx(1.5, rel=0.05)
     assert "give both the same temperature" in told.advice
     assert causes.sampler(model, sampled, 1.5).light == "green"
-    adapted = get_peft_model(model, lora(recipe))
+    adapted = get_peft_model(model, lora(recipe, model))
     assert causes.movement(adapted, recipe).light == "green"
     for parameter in adapted.parameters():
         parameter.requires_grad_(False)

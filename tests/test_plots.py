@@ -193,6 +193,8 @@ def test_paired_scatter_counts_moves():
     ]
     assert figure.data[0].customdata[0] == "t0<br>t1"
     assert figure.layout.xaxis.title.text.startswith("sft")
+    partly = [trajectory("t0", 9 / 16, policy="grpo")]  # of a program's tests
+    assert plots.paired_scatter(before[:1], partly).data[2].name == "same side: 1 task", "none is right"
 
 
 def test_reward_histogram():

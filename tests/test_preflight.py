@@ -432,7 +432,9 @@ def test_programs_that_pass_a_share_of_their_tests_are_not_right(rollouts):
     tasks, sampled, golden = rollouts
     partial = [dataclasses.replace(t, success=9 / 16) for t in sampled]
     items = report(RECIPE, partial, golden, tasks, {"correctness": (correctness, 1.0)})
-    assert items["Success now"].values["success"] == 0.0
+    assert items["Success now"].values["success"] == 0.0 and items["Success now"].light == "amber"
+    never = report(RECIPE, [dataclasses.replace(t, success=0.0) for t in sampled], golden, tasks, plan())
+    assert never["Success now"].light == "red", "with shares there may be something to learn"
     assert "All trajectories are wrong: take easier tasks" in items["Groups without advantage"].advice
 
 
@@ -568,6 +570,9 @@ def test_the_forecast_is_of_the_whole_run_and_of_what_is_done_already(tmp_path):
     assert known.values["phases"][phases[0]] == 70.0
     assert known.values["phases"][phases[4]] == pytest.approx(9.0)  # as long as the SFT agent took
     assert known.values["phases"][phases[1]] == plain.values["phases"][phases[1]]
+    fewer = forecast(Recipe(steps=50, val_every=10**5), 0.05, 0.01, n_test=18, run=run)  # not in the manifest
+    assert fewer.values["phases"][phases[1]] == pytest.approx(plain.values["phases"][phases[1]] / 4)
+    assert fewer.values["phases"][phases[3]] < known.values["phases"][phases[3]]
     rates = cost.read_prices().rates["nano"]
     assert known.values["phases"][phases[5]] == pytest.approx(12 + rates.other)
     assert plain.values["phases"][phases[5]] == pytest.approx(recipe.n_tasks * rates.task + rates.other)

@@ -331,6 +331,26 @@ def test_a_rerun_tells_the_machines_that_joined_it_that_it_has_ended(tmp_path, n
     assert read_json(tmp_path / "a-rerun" / ".nodes.json")["over"]
 
 
+def test_a_rerun_whose_training_is_asked_to_stop_is_a_stop_and_not_a_difference(
+    tmp_path, monkeypatch, capsys
+):
+    run = Run.create(tmp_path / "a")
+    for stage in stages.STAGES[:4]:
+        run.begin(stage, {})
+        run.end(stage)
+    executed = []
+
+    def asked(stage, again, parameters):  # at once, in notebook 03
+        executed.append(stage)
+        again.begin(stage, parameters)
+        again.end(stage, **{"ended": "asked"} if stage == "03_grpo" else {})
+
+    monkeypatch.setattr(stages, "execute", asked)
+    assert cli.main(["rerun", str(run.path)]) == 130
+    said = capsys.readouterr()
+    assert executed == list(stages.STAGES[:3]) and "stopped" in said.err and "every result" not in said.out
+
+
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
 def test_metrics_for_a_package_that_is_missing_are_refused_before_anything_runs(
     tmp_path, monkeypatch, capsys, no_notebooks, name
@@ -491,6 +511,10 @@ def test_a_key_that_is_back_at_its_default_leaves_the_runs_recipe(tmp_path):
     run.begin("02_baseline", {"model": "nano", "flaw_give_up": 0.3})
     run.begin("02_baseline", {"model": "nano"})
     assert run.manifest["recipe"] == {"seed": 1, "model": "nano"}
+    every = {"seed": 1, "model": "nano", "n_tasks": 60, "sft_learning_rate": 0.5, "steps": 9}
+    run.begin("03_grpo", every)  # papermill hands all of a file's keys to each notebook
+    run.begin("03_grpo", {"seed": 1, "model": "nano"})
+    assert run.manifest["recipe"] == {k: v for k, v in every.items() if k != "steps"}, "those of others stay"
 
 
 @pytest.mark.parametrize("name", ["{}/rows.jsonl", "gsm8k:{}/rows.jsonl", "gsm8k:{}"])

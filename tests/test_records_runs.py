@@ -31,6 +31,7 @@ from agentkit.runs import (
     read_tasks,
     read_trajectories,
 )
+from agentkit.runs.files import model_path
 from agentkit.runs.run import placed
 from agentkit.runs.trajectory_files import TOKENS, count_tokens
 
@@ -541,6 +542,17 @@ def test_a_run_gives_its_files_back(tmp_path):
     with pytest.warns(UserWarning, match="gap: steps 1 to 2 have no row; there is a gap: steps 4 to 11"):
         assert found.metrics["step"].tolist() == [12, 3]
     assert found.comparison == {"n_tasks": 1}
+
+
+def test_a_model_folder_is_the_projects_where_it_is_not_here(tmp_path, monkeypatch):
+    for name in ("notebooks", "params", "outputs/a", "outputs/model", "models/q"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "outputs" / "a")  # a prepared notebook's kernel
+    for name in ("outputs/model", "models/q"):
+        assert model_path(name) == str(tmp_path.resolve() / name)
+    assert model_path("Qwen/Qwen3-4B") == "Qwen/Qwen3-4B" and model_path("nano").endswith("data")
+    (tmp_path / "outputs/a/models/q").mkdir(parents=True)
+    assert model_path("models/q") == "models/q"
 
 
 def test_the_project_root_is_found_from_inside(tmp_path):

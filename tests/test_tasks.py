@@ -19,6 +19,7 @@ import pytest
 from compare_paraphrases import PARAPHRASES
 
 from agentkit import Lab, Score, StopReason, Suite, Task, Trajectory, verifiers, verify
+from agentkit.records import DataError
 from agentkit.tasks import (
     PlanError,
     SuiteError,
@@ -469,6 +470,25 @@ def test_a_plan_that_leads_nowhere_says_why(corpus, plan, says):
     with pytest.raises(PlanError) as error:
         solve(Task("x", "p?", "1", meta={} if plan is None else {"plan": plan}), CorpusEnvironment(corpus))
     assert says in str(error.value)
+
+
+def test_the_expert_waits_for_a_slow_tool_longer_than_a_rollout(monkeypatch):
+    class Slow:
+        def reset(self, wait=0.0, **row):
+            time.sleep(wait)
+
+        def weigh(self) -> str:
+            """Weigh."""
+            time.sleep(0.3)
+            return "5"
+
+    task = Task("x", "p?", "5", meta={"plan": [{"tool": "weigh", "arguments": {}}]})
+    assert solve(task, Slow()).answer == "5" and expert.PATIENCE_S > 60
+    monkeypatch.setattr(expert, "PATIENCE_S", 0.1)
+    with pytest.raises(PlanError, match="did not answer within 0.1 s"):
+        solve(task, Slow())
+    with pytest.raises(DataError, match="no answer within 0.1 s"):
+        solve(dataclasses.replace(task, meta=task.meta | {"wait": 0.3}), Slow())
 
 
 def test_arguments_are_filled_by_earlier_values():

@@ -21,7 +21,6 @@ from transformers import AutoTokenizer
 
 from agentkit import Lab, Task, rollout
 from agentkit.exchange.conversation import as_messages
-from agentkit.nano import model_path
 from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.records import RecipeError, StopReason
 from agentkit.rollouts import Limits
@@ -35,6 +34,7 @@ from agentkit.rollouts.template_probe import (
     turn_with,
     with_template,
 )
+from agentkit.runs.files import model_path
 from agentkit.runs.recipe import Recipe
 from agentkit.tools.environments import CorpusEnvironment
 from agentkit.tools.runtime import tool_schemas

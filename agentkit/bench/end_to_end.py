@@ -134,7 +134,7 @@ def _stock(model: Any, tokenizer: Any, tasks: Sequence[Task], lab: Lab, folder: 
         reward_funcs=[reward],
         train_dataset=Dataset.from_list([{"prompt": messages(task), "task_id": task.id} for task in tasks]),
         processing_class=tokenizer,
-        peft_config=lora(lab.recipe),
+        peft_config=lora(lab.recipe, model),
         environment_factory=lab.environments[tasks[0].family],
     )
     trainer.remove_callback(PrinterCallback)

@@ -57,8 +57,8 @@ def _pair(adapters: bool) -> tuple[Any, Any]:
     recipe = Recipe(beta=0.0, temperature=0.7, precision="float32", **sizes)
     trainers = []
     for kind in (SharingTrainer, StockTrainer):
-        args, adapter = grpo_config(recipe, Path(tempfile.mkdtemp())), lora(recipe) if adapters else None
-        trainers.append(make_trainer(kind, *load_agent("nano", precision="float32"), args, adapter))
+        args, agent = grpo_config(recipe, Path(tempfile.mkdtemp())), load_agent("nano", precision="float32")
+        trainers.append(make_trainer(kind, *agent, args, lora(recipe, agent[0]) if adapters else None))
     return trainers[0], trainers[1]
 
 

@@ -45,7 +45,8 @@ def audit(task: Task, trajectory: Trajectory) -> Score:
             return Score(None, "the gold answer stands in a sentence")
         return Score(0.0, "the answer is not the gold answer as a whole")
     if needs_tools(task) and not _grounded(task, trajectory):
-        return Score(None if _may_be_worked_out(task) else 0.0, "no tool had returned what the answer says")
+        undecided = _several(task) or _may_be_worked_out(task)
+        return Score(None if undecided else 0.0, "no tool had returned what the answer says")
     return Score(1.0, "the whole answer, and a tool had returned it")
 
 
@@ -71,7 +72,8 @@ def _whole(task: Task, answer: str) -> bool:
 
 
 def _accepted(task: Task) -> set[str]:
-    texts = (task.answer, *task.verifier.get("aliases", ()), *task.meta.get("aliases", ()))
+    given = [options.get("aliases", ()) for options in (task.verifier, task.meta)]
+    texts = [task.answer, *(a for some in given for a in ([some] if isinstance(some, str) else some))]
     return {normalize(str(text)) for text in texts}
 
 
@@ -89,10 +91,13 @@ def _states(task: Task, answer: str) -> bool:
 
 
 def _may_be_worked_out(task: Task) -> bool:
-    """Whether no tool need return the answer: a number, or yes or no, that follows from what was returned."""
+    """Whether no tool need return the answer: a number, yes or no, or a word of the question, that follows
+    from what was returned.
+    """
     if any(name not in COMPUTES for name in task.meta.get("required_tools", ())):
         return False
     follows = parse_number(task.answer) is not None or normalize(task.answer) in FOLLOWS
+    follows |= len(task.answer) == 1 or stands(task.answer, task.prompt)  # of choices
     return follows and all(step["tool"] in COMPUTES for step in plan_of(task)[-1:])
 
 

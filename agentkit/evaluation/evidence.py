@@ -21,6 +21,9 @@ _GIVING_UP = re.compile(
 )
 
 
+_CODE = ("python", "code_interpreter")
+
+
 def answer_if(task: Task) -> dict:
     """What the answer is for each value of the last step, where the task says so."""
     answers = task.meta.get("answer_if")
@@ -30,7 +33,7 @@ def answer_if(task: Task) -> dict:
 def writes_code(task: Task) -> bool:
     """Whether a program is the answer: tests check it, or the plan does nothing but run programs."""
     plan = plan_of(task)
-    return verifier_kind(task) == "code" or (bool(plan) and all(step["tool"] == "python" for step in plan))
+    return verifier_kind(task) == "code" or (bool(plan) and all(step["tool"] in _CODE for step in plan))
 
 
 def was_run(answer: str, results: Sequence[ToolResult]) -> bool:

@@ -14,7 +14,7 @@ from agentkit.verifiers import check, final_answer, normalize, parse_number, ver
 from agentkit.verifiers.kinds import looks_at_calls
 
 _CONTROL = re.compile(r"<\|[^|<>]{1,40}\|>|</?s>")
-_CALL = re.compile(r"<\W{0,2}tool_call|<function=|\[TOOL_CALLS\]|[\"']arguments[\"']\s*:")
+_CALL = re.compile(r"<\W{0,2}tool_call|<function=|\[TOOL_CALLS\]|[\"'](?:arguments|parameters)[\"']\s*:")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 _HEDGE = re.compile(  # what takes a value back, offers another or makes another of it
     r"\b(?:or|either|neither|nor|not|never|cannot|no longer|wrong|incorrect|mistake\w*|false|fail\w*"

@@ -8,8 +8,3 @@ from pathlib import Path
 
 DATA = Path(__file__).with_name("data")
 NANO = "nano"  # what a recipe's ``model`` says to mean the agent that ships
-
-
-def model_path(model: str) -> str:
-    """The folder or hub name behind a recipe's ``model``: "nano" is the agent that ships."""
-    return str(DATA) if model == NANO else model

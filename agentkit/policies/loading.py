@@ -16,7 +16,6 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from agentkit.nano import model_path
 from agentkit.policies.engine_weights import folded
 from agentkit.policies.precision import precision_of
 from agentkit.policies.process_group import in_turn, world
@@ -29,6 +28,7 @@ from agentkit.policies.vllm import VllmPolicy
 from agentkit.rollouts.policy import EngineError, Policy
 from agentkit.rollouts.template_probe import with_template
 from agentkit.runs import Run, RunError, open_file, read_jsonl
+from agentkit.runs.files import model_path
 from agentkit.runs.recipe import Recipe
 from agentkit.runs.run import ADAPTER
 
@@ -99,15 +99,16 @@ def load_tokenizer(model: str, chat: tuple[str, Mapping[str, Any]] = ("", {})) -
 
 
 def pretrained(kind: Any, model: str, **options: Any) -> Any:
-    holds = {name for name in ("adapter_config.json", "config.json") if (Path(model) / name).is_file()}
+    path = Path(model_path(model))
+    holds = {name for name in ("adapter_config.json", "config.json") if (path / name).is_file()}
     if holds == {"adapter_config.json"} and kind is not AutoTokenizer:
         # transformers may load it, base and all, with the adapter in the layers
         raise FileNotFoundError(f"{model} is a LoRA adapter, and {FOLD}")
     try:
         return kind.from_pretrained(model_path(model), **options)
     except (OSError, ValueError, SafetensorError) as error:
-        why, parent = told(error), Path(model).parent
-        if not Path(model).exists() and parent.name and parent.is_dir():
+        why, parent = told(error), path.parent
+        if not path.exists() and parent.name and parent.is_dir():
             why = f"no such folder in {parent} (the first lines of a recipe say how its model is made)"
         raise FileNotFoundError(
             f"cannot load the model {model!r}: {why}. Use 'nano', a folder or a hub name."

@@ -14,7 +14,6 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from agentkit.nano import model_path
 from agentkit.policies.engine_weights import save_weights
 from agentkit.policies.loading import load_tokenizer, merged, pretrained
 from agentkit.policies.precision import precision_of
@@ -23,6 +22,7 @@ from agentkit.policies.server_processes import SERVED
 from agentkit.policies.vllm import CPU_ENVIRONMENT, EXTENSION, lora_rank, missing
 from agentkit.rollouts.policy import EngineError
 from agentkit.runs.children import TOKEN, die_with_parent
+from agentkit.runs.files import model_path
 from agentkit.runs.topology import CARDS
 
 CPU_SERVER = CPU_ENVIRONMENT | {

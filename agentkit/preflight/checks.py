@@ -137,7 +137,8 @@ def success(groups: Groups, golden: Sequence[Trajectory] = ()) -> Item:
         )
     elif mean > 0.95:
         advice = "Nearly everything is right already: take harder tasks."
-    hopeless = not sum(right) and sum(n) >= LEAST_ROLLOUTS and any(t.success == 1.0 for t in golden)
+    is_never = not any(t.success for t in members(groups))  # not in part, either
+    hopeless = is_never and sum(n) >= LEAST_ROLLOUTS and any(t.success == 1.0 for t in golden)
     light = "red" if hopeless else "amber" if advice else "green"
     return Item(name, light, finding, advice, wrong, values)
 

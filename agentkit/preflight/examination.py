@@ -17,7 +17,7 @@ from agentkit.policies.loading import agent_of, make_policy
 from agentkit.policies.process_group import on_main_process, spread, world
 from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.preflight import causes, checks, reward_checks, task_checks
-from agentkit.preflight.forecasting import forecast, longer_by_expert
+from agentkit.preflight.forecasting import forecast, longer_by_expert, whole
 from agentkit.preflight.probe import probe
 from agentkit.preflight.report import Item, Preflight
 from agentkit.preflight.task_checks import evenly
@@ -77,7 +77,7 @@ def examine(
         update = update_seconds(model, sampled, recipe)
         learning = [causes.movement(model, recipe), causes.sampler(model, sampled, recipe.temperature)]
     options = {"n_test": len(test), "decode": exact_decode(policy.tokenizer)}
-    scored = report(recipe, sampled, golden, [*chosen, *planned], lab.reward, **options)
+    scored = report(whole(recipe, run), sampled, golden, [*chosen, *planned], lab.reward, **options)
     judged = causes.verifier(chosen, lab.environments)
     judged = judged if judged.light == "red" else task_checks.told_apart(tasks) or judged
     before = [judged, cached, task_checks.given_away(chosen), task_checks.answers(tasks)]

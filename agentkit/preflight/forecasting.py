@@ -34,9 +34,9 @@ def forecast(
     training trajectories will be ``longer`` times as long: an agent that learns comes to work as the expert
     does; the interval's lower end is without that, and both ends allow for WITHIN. Money is for a ``device``
     GPU only, by default what the rates are for. ``dead`` is the share of groups that others may replace. Of a
-    ``run`` the manifest holds the whole recipe, and what its notebooks took so far.
+    ``run`` the manifest holds the keys of the other notebooks, and what those took so far.
     """
-    recipe = Recipe.of(run) if run else recipe
+    recipe = whole(recipe, run)
     prices, told = cost.read_prices(), cost.told(run, recipe, n_test) if run else {}
     known = prices.rates_of(recipe)
     rates = _rates(known, told, rollout_seconds, update_seconds, longer)
@@ -67,6 +67,12 @@ def forecast(
         "update": rates.update,
     }
     return Item("Forecast", "green", finding, values=values)
+
+
+def whole(recipe: Recipe, run: Run | None) -> Recipe:
+    """The recipe of a run, but what this one gives or is notebook 03's alone."""
+    own = {name for name, key in Recipe.keys().items() if key.metadata["stages"] == "3"} | recipe.given
+    return replace(Recipe.of(run), **{name: getattr(recipe, name) for name in own}) if run else recipe
 
 
 def _rates(

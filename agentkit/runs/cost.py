@@ -8,14 +8,16 @@ over them evenly. Leaves out memory, and storage or network charges of a provide
 import dataclasses
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import pandas as pd
 
 from agentkit.records import RecipeError, RunError
-from agentkit.runs import Run, project_root
-from agentkit.runs.recipe import Recipe, read_yaml
+from agentkit.runs import Run, numbered_rows, project_root
+from agentkit.runs.recipe import Recipe, find_file, read_yaml
 from agentkit.runs.schemas import fault
 
 PHASES = (
@@ -69,6 +71,20 @@ def read_prices(path: str | Path | None = None) -> Prices:
 
 
 # ---- from a recipe
+def _planned(recipe: Recipe) -> Recipe:
+    """The recipe with as many tasks as the file of its ``tasks`` has rows, and epochs over these as steps."""
+    with suppress(RecipeError, RunError, OSError):  # it names none, or one that cannot be read
+        file = find_file(recipe.tasks)
+        recipe = dataclasses.replace(recipe, n_tasks=_rows(file, file.stat().st_mtime_ns))
+    return recipe.planned(round(0.70 * recipe.n_tasks))
+
+
+@lru_cache(maxsize=16)
+def _rows(file: Path, changed: int) -> int:
+    """How many rows a file has, counted once while it stays as it is."""
+    return sum(1 for _ in numbered_rows(file))
+
+
 def counts(recipe: Recipe, n_test: int = 0, dead: float = 0.0) -> dict[str, int]:
     """How many trajectories a recipe asks for, by what for; ``n_test`` is a test that is known.
 
@@ -76,8 +92,9 @@ def counts(recipe: Recipe, n_test: int = 0, dead: float = 0.0) -> dict[str, int]
     is trained on as many as GRPO and tested as it is; rft samples as many, and hindsight, which goes on until
     all is solved, is counted with one round.
     """
+    recipe = _planned(recipe)
     test, validation, train = (round(recipe.n_tasks * share) for share in (0.15, 0.15, 0.70))
-    recipe, test = recipe.planned(train), n_test or test
+    test = n_test or test
     batch, controls = recipe.prompts_per_step * recipe.group_size, recipe.control_names
     shown = min(train, recipe.sft_tasks or train)
     evaluated = test * (recipe.test_samples + 1)  # the samples, and once greedily
@@ -120,7 +137,7 @@ def validations(recipe: Recipe) -> int:
 
 def forecast(recipe: Recipe, rates: Rates, n_test: int = 0, dead: float = 0.0) -> dict[str, float]:
     """Device seconds of each phase; ``n_test`` and ``dead`` as in ``counts``."""
-    n = counts(recipe, n_test, dead)
+    n, recipe = counts(recipe, n_test, dead), _planned(recipe)
     seconds = (
         n["demonstrations"] * rates.demonstration + n["baseline"] * rates.evaluation,
         n["rollouts"] * rates.rollout,
@@ -144,7 +161,8 @@ def sampled(metrics: pd.DataFrame, recipe: Recipe) -> pd.Series:
 
 def actual(run: Run) -> dict[str, float]:
     """Device seconds of each phase of a run that is done, one device a process."""
-    stages = {name: stage["seconds"] for name, stage in run.manifest["stages"].items() if "seconds" in stage}
+    ended = {name: stage for name, stage in run.manifest["stages"].items() if stage.get("status") != "failed"}
+    stages = {name: stage["seconds"] for name, stage in ended.items() if "seconds" in stage}
     spent = {PHASES[0]: stages.get("02_baseline"), PHASES[4]: stages.get("05_compare")}
     training = _training_seconds(run)
     if training:
@@ -161,7 +179,7 @@ def told(run: Run, recipe: Recipe, n_test: int) -> dict[str, float]:
     """Rates that notebooks 01 and 02 of a run tell: ``task``, and ``evaluation`` of the SFT agent."""
     found, stages = {}, run.manifest["stages"]
     if seconds := stages.get("01_tasks", {}).get("seconds"):
-        found["task"] = seconds / recipe.n_tasks
+        found["task"] = seconds / _planned(recipe).n_tasks
     before = stages.get("02_baseline", {})
     if seconds := before.get("measured", {}).get("sft"):
         n = counts(recipe, n_test)
@@ -205,7 +223,7 @@ def measured_rates(run: Run) -> Rates:
         tested = n["final"] / (1 + len(recipe.control_names))
         evaluation = spent[PHASES[4]] * max(0.0, 1 - apart / (stage["seconds"] or 1.0)) / tested
     elif validated:
-        evaluation = spent[PHASES[3]] / (validated * n["validation"] / validations(recipe))
+        evaluation = spent[PHASES[3]] / (validated * n["validation"] / validations(_planned(recipe)))
     cold_start = max(0.0, spent.get(PHASES[0], 0.0) - n["baseline"] * evaluation)
     return Rates(
         rollout=rollout,
@@ -279,7 +297,7 @@ def against_table(run: Run, prices: Prices) -> pd.DataFrame:
     """
     recipe, spent = Recipe.of(run), actual(run)
     if _training_seconds(run):
-        recipe = dataclasses.replace(recipe, steps=max(1, int(run.metrics["step"].max())))
+        recipe = dataclasses.replace(recipe, steps=max(1, int(run.metrics["step"].max())), epochs=0)
     predicted = forecast(recipe, prices.rates_of(recipe), tests_of(run))
     rows = [_against(phase, predicted[phase], spent.get(phase)) for phase in PHASES]
     rows.append(_against("Phases that are done", sum(predicted[p] for p in spent), sum(spent.values())))

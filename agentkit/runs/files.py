@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from agentkit.nano import DATA, NANO
 from agentkit.records import AgentkitError, DiskError, RunError
 
 _ROOM = "Make room there and run the same again: it goes on from what is kept."
@@ -58,6 +59,14 @@ def located(path: str | Path, start: str | Path | None = None) -> Path:
     if path.parts[:1] in (("outputs",), ("params",)) and not os.path.exists(path):
         return project_root(start) / path
     return path
+
+
+def model_path(model: str) -> str:
+    """The folder or hub name behind a recipe's ``model``: "nano" is the agent that ships, and a folder is the
+    project's where it is not here.
+    """
+    folder = DATA if model == NANO else project_root() / model
+    return model if model != NANO and (os.path.isdir(model) or not folder.is_dir()) else str(folder)
 
 
 def user_cache(name: str) -> Path:
@@ -316,12 +325,19 @@ def numbered_rows(path: str | Path) -> Iterator[tuple[int, dict | ValueError]]:
         rows = read_json(path)
         rows = rows.get("data") if isinstance(rows, dict) else rows
     elif path.suffix == ".parquet":
-        rows = parquet_rows(path)
+        rows = [{name: _present(value) for name, value in row.items()} for row in parquet_rows(path)]
     else:
         raise RunError(f"{path} is no .jsonl, .json or .parquet file. Name another one.")
     if not isinstance(rows, list):
         raise RunError(f"{path} must hold a list of objects. Name another file.")
     yield from enumerate(map(_object, rows), start=1)
+
+
+def _present(value: Any) -> Any:
+    """Without the nulls by which a table gives each inner object all fields of the others."""
+    if isinstance(value, dict):
+        return {name: _present(inner) for name, inner in value.items() if inner is not None}
+    return [_present(inner) for inner in value] if isinstance(value, list) else value
 
 
 def read_rows(path: str | Path) -> list[dict]:

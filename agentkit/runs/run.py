@@ -146,7 +146,8 @@ class Run:
             entry["gpus"] = os.environ["CUDA_VISIBLE_DEVICES"]
         before = self.manifest["stages"].get(name, {}).get("parameters", {})
         self.update(recipe=recipe, versions=versions(), git=git_state(), stages={name: entry})
-        if gone := before.keys() - recipe.keys():  # back at their defaults
+        own = Recipe.keys_of(name) if name[:1].isdigit() else before  # papermill may hand over others'
+        if gone := (before.keys() - recipe.keys()) & {*own}:  # back at their defaults
             manifest = self.manifest
             manifest["recipe"] = {key: x for key, x in manifest["recipe"].items() if key not in gone}
             write_json(self.path / MANIFEST, manifest)

@@ -185,7 +185,7 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
     from nbformat.sign import NotebookNotary
     from papermill.exceptions import PapermillExecutionError
 
-    start, out = time.monotonic(), run.file(f"{stage}.ipynb")
+    start, source, out = time.monotonic(), _notebook(stage), run.file(f"{stage}.ipynb")
     print(f"{stage}: running", flush=True)
     if os.path.lexists(out):
         os.close(append_to(out))  # papermill would wait for a pipe
@@ -194,7 +194,7 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         papermill.execute_notebook(
-            str(_notebook(stage)),
+            str(source),
             str(out),
             parameters | {"run": str(run.path.resolve())},
             kernel_name="python3",
@@ -203,12 +203,14 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
             extra_arguments=QUIET,
             kernel_manager_class=_manager(stage, parameters),
         )
-    except (PapermillExecutionError, DeadKernelError, OSError) as error:
+    except (PapermillExecutionError, RuntimeError, OSError) as error:
         why = f"{type(error).__name__}: {error}"
         if isinstance(error, PapermillExecutionError):
             why = f"cell {error.exec_count}, {error.ename}: {error.evalue}"
-        elif isinstance(error, DeadKernelError):
-            why = "its kernel died, as where memory runs out; run the same again, any --from at this one"
+        elif isinstance(error, RuntimeError):  # jupyter_client's, where it is not nbclient's
+            died = "died, as where memory runs out"
+            ended = died if isinstance(error, DeadKernelError) else f"did not start ({error})"
+            why = f"its kernel {ended}; run the same again, any --from at this one"
         running = run.file(MANIFEST).exists() and run.manifest["stages"].get(stage, {}).get("status")
         if running == "running":
             run.end(stage, status="failed", why=why[:500])

@@ -194,6 +194,8 @@ def settled(recipe: Recipe, topology: Topology, urls: Sequence[str] = ()) -> dic
     """The recipe that one of the processes works with; ``urls`` are the servers that were started for it."""
     known = _goes(recipe, topology.processes)  # a notebook that does not train has not the recipe's batch
     changes: dict[str, Any] = {"processes": topology.processes if known else 1, "nodes": 1}
+    if topology.kind == "split":  # also where it was chosen
+        changes["topology"] = "split"
     if urls:
         changes |= {"engine": "server", "server_urls": ",".join(urls), "tensor_parallel": 1}
     return recipe.everything() | changes

@@ -13,6 +13,8 @@ from typing import Any
 from agentkit.records import StopReason, SuiteError, Task, ToolCall, Trajectory, Turn
 from agentkit.tools.runtime import reset, run_blocking, run_call
 
+PATIENCE_S = 120.0  # for a tool or a reset: what rollouts wait for is the recipe's
+
 
 class PlanError(SuiteError):
     """The plan does not lead to an answer through these tools."""
@@ -34,7 +36,7 @@ async def _solve(task: Task, environment: object) -> Trajectory:
             f"{task.prompt!r} has no plan: meta['plan'] lists the tool calls that "
             "lead to the answer, [] where it takes none"
         )
-    await reset(environment, task)
+    await reset(environment, task, PATIENCE_S)
     values: list[str] = []
     turns: list[Turn] = []
     for step in plan:
@@ -42,7 +44,7 @@ async def _solve(task: Task, environment: object) -> Trajectory:
             arguments = fill(step["arguments"], values)
         except (IndexError, KeyError, TypeError) as error:
             raise PlanError(f"{task.prompt!r}: the step {step!r:.200} failed: {error}") from None
-        result = await run_call(ToolCall(step["tool"], arguments), environment)
+        result = await run_call(ToolCall(step["tool"], arguments), environment, timeout_s=PATIENCE_S)
         if not result.ok:
             why = result.observation.removeprefix("Error: ")
             raise PlanError(f"{task.prompt!r}: {step['tool']}({arguments}) failed: {why}")

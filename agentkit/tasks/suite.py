@@ -233,8 +233,8 @@ def _draft_family(
     if len(tasks) < count:
         why = f": the answer of {COMMON:.0%} would be {often!r}, so vary the answers" if often else why
         raise SuiteError(
-            f"family {name} gave only {len(tasks)} different tasks of the {count} asked for"
-            f"{'; ask for fewer' * bool(tasks)}{why}"
+            f"family {name} gave only {len(tasks)} different tasks of the {count} asked for (their prompts "
+            f"differ, whatever reset adds){'; ask for fewer' * bool(tasks)}{why}"
         )
     return tasks
 

@@ -18,13 +18,18 @@ from agentkit.runs import writing
 from agentkit.runs.recipe import Recipe
 
 
-def lora(recipe: Recipe) -> LoraConfig:
-    """LoRA on every linear layer, no dropout: sampling and training must see the same network."""
+def lora(recipe: Recipe, model: Any) -> LoraConfig:
+    """LoRA on every linear layer that text goes through, no dropout: sampling and training must see the same
+    network, and vLLM knows no adapter of what sees or hears.
+    """
+    names = [name for name, _ in model.named_modules()]
+    others = [word for word in ("vision", "visual", "audio") if any(word in name for name in names)]
     return LoraConfig(
         r=recipe.lora_r,
         lora_alpha=recipe.lora_alpha,
         lora_dropout=0.0,
         target_modules="all-linear",
+        exclude_modules=rf".*({'|'.join(others)}).*" if others else None,
         task_type="CAUSAL_LM",
     )
 

@@ -115,7 +115,7 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
                 [{"prompt": [{"role": "user", "content": t.prompt}], "task_id": t.id} for t in tasks]
             ),
             processing_class=tokenizer,
-            peft_config=None if unsloth else lora(recipe),
+            peft_config=None if unsloth else lora(recipe, model),
             rollout_func=_rollout_func,
             callbacks=[Progress("GRPO"), Validate(self), self.guards],
         )

@@ -21,13 +21,13 @@ from torch.utils._pytree import tree_leaves
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from agentkit.nano import model_path
 from agentkit.policies.loading import told
 from agentkit.policies.shards import layers_of
 from agentkit.policies.slot_cache import GROWTH, token_bytes, unkept
 from agentkit.policies.transformers import PREFILL_TOKENS
 from agentkit.policies.vllm import can_sleep
 from agentkit.records import RecipeError
+from agentkit.runs.files import model_path
 from agentkit.runs.recipe import Recipe
 from agentkit.training.adapters import lora
 from agentkit.training.prefix import PLAIN_ROWS, chunked_logprobs
@@ -274,7 +274,7 @@ def _adapted(config: Any, recipe: Recipe, dtype: torch.dtype) -> Any:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         model.set_attn_implementation(UNMASKED)
-        return get_peft_model(model, lora(recipe)).train()
+        return get_peft_model(model, lora(recipe, model)).train()
 
 
 def _materialize(model: Any) -> None:

@@ -55,7 +55,8 @@ def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> Merged:
     if not (adapter / "adapter_config.json").exists():
         raise RunError(f"{adapter} does not exist: train this run first, with notebook 03.")
     source = recipe.get("model", "nano")
-    kept = getattr(torch, dtype) if dtype else pretrained(AutoConfig, source).dtype
+    config = pretrained(AutoConfig, source)
+    kept = getattr(torch, dtype) if dtype else config.get_text_config().dtype or config.dtype
     kept = kept if kept in (torch.float16, torch.bfloat16) else torch.float32
     run.warn_if_changed(ADAPTER)
     rows = _token_rows(run)

@@ -138,7 +138,7 @@ def fine_tune(
         args=on_one_card(SFTConfig(**(settings | quiet_trainer(recipe) | changes))),
         train_dataset=sft_dataset(trajectories),
         processing_class=tokenizer,
-        peft_config=None if isinstance(model, PeftModel) else lora(recipe),
+        peft_config=None if isinstance(model, PeftModel) else lora(recipe, model),
         callbacks=[Progress("SFT")],
     )
     trainer.remove_callback(PrinterCallback)

@@ -68,5 +68,6 @@ def death(code: int | None, log: str) -> str:
 def last_error(log: str) -> str:
     """The last error that a process wrote, or the end of what was written."""
     lines = log.splitlines()
-    errors = [line.strip() for line in lines if re.match(r"(\[rank\d+\]: *)?\w*(Error|Stopped): ", line)]
-    return " | ".join(errors[-1:] or lines[-3:])[:600]
+    errors = [s.strip() for s in lines if re.match(r"(\[rank\d+\]: *)?[\w.]*(Error|Stopped): \S", s)]
+    first = [error for error in errors if "closed by peer" not in error]  # as the others then say
+    return " | ".join((first or errors)[-1:] or lines[-3:])[:600]

@@ -35,7 +35,7 @@ def update_seconds(model: Any, trajectories: Sequence[Trajectory], recipe: Recip
     parts = [parts[i * len(parts) // PARTS] for i in range(PARTS)] if len(parts) > PARTS else parts
     has_adapter = isinstance(model, PeftModel)
     with torch.random.fork_rng():
-        adapted = model if has_adapter else get_peft_model(model, lora(recipe))
+        adapted = model if has_adapter else get_peft_model(model, lora(recipe, model))
     try:
         score, _ = scorer(adapted, recipe.share_prefixes)
         adapted.train()

@@ -68,6 +68,9 @@ def register(kinds: Mapping[str, Verifier]) -> None:
     KINDS.update(kinds)
 
 
+_YOURS = ", or open the lab that has it (Lab.of(run))"
+
+
 def check(
     kind: str,
     answer: str | None,
@@ -91,7 +94,7 @@ def check(
         ValueError: unknown kind, or an option that a shipped kind does not take.
     """
     if kind not in KINDS:
-        raise ValueError(f"unknown verifier kind {kind!r}: use one of {', '.join(sorted(KINDS))}")
+        raise ValueError(f"unknown verifier kind {kind!r}: use one of {', '.join(sorted(KINDS))}{_YOURS}")
     if not isinstance(answer, str) or not answer.strip():
         return Score(0.0, "no answer")
     limit = answer_limit(kind)

@@ -147,7 +147,8 @@ def exactness(budget: Budget) -> Lines:
                 beta=0.0, group_size=GROUP, prompts_per_step=1, micro_batch=GROUP, precision=precision
             )
             args = grpo_config(recipe, Path(tempfile.mkdtemp()))
-            trainer = make_trainer(kind, *load_agent("nano", precision=precision), args, lora(recipe))
+            agent = load_agent("nano", precision=precision)
+            trainer = make_trainer(kind, *agent, args, lora(recipe, agent[0]))
             batch = {key: x.to(DEVICE) for key, x in _batch((trainer, trainer), prompt).items()}
             _, _, gradient = peer.update(trainer, batch)
             scored = (batch["completion_mask"] * batch["tool_mask"]).bool()
@@ -346,7 +347,7 @@ def update(budget: Budget) -> Lines:
         batch = _random_batch(shape.vocab_size, rows, prompt, own)
         for case, kind in kinds.items():
             args = grpo_config(recipe, Path(tempfile.mkdtemp()))
-            trainer = make_trainer(kind, bare(model), _tokenizer(), args, lora(recipe))
+            trainer = make_trainer(kind, bare(model), _tokenizer(), args, lora(recipe, model))
             trainer.model.gradient_checkpointing_enable()  # as trainer.train() does
             if case == "plain":
                 with warnings.catch_warnings():

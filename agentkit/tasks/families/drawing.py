@@ -18,13 +18,13 @@ from agentkit.records import Picture, SuiteError, Task, Trajectory
 from agentkit.tasks.relabel import relabel_code
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.environments import Stateless
-from agentkit.verifiers.grids import as_rows, drawn_in, whole
+from agentkit.verifiers.grids import MAX_SIDE, as_rows, drawn_in, whole
 
 TIMEOUT_S = 1.0  # of a program, as in arc25
 LINES = "lines"  # the name of 9 vertical lines
 SQUARES = {12: (6, 8), 16: (8, 8), 20: (10, 8), 25: (10, 10)}  # their number: rows and columns of the grid
 SIDES, MOST_STROKES = (3, 10), 32  # of random drawings
-TILED, MOST_TILES = 0.5, 12  # share of tiled ones, and how many tiles they have
+TILED, MOST_TILES = 0.5, 12  # share of tiled ones, and how many tiles they have at most
 TRIES = 3  # places tried for each stroke of the others, of which the freest is taken
 
 Grid = list[list[int]]
@@ -96,10 +96,15 @@ class DrawingEnvironment(Stateless):
 
 # ---- tasks
 def asking(grid: Grid, program: str, blank: Grid, name: str = "") -> Task:
-    """The task to draw a grid on a blank one. Raises SuiteError where there is nothing to draw."""
+    """The task to draw a grid on a blank one. Raises SuiteError where there is nothing to draw, or a prompt
+    cannot show it.
+    """
     if grid == blank:
         raise SuiteError("a drawing that is as blank as the grid it starts from asks for nothing")
-    sides = [_shown(one) for one in (blank, grid)]
+    texts = [as_rows(one) for one in (blank, grid)]
+    if not all(texts):
+        raise SuiteError(f"a drawing has rows of one length, at most {MAX_SIDE} a side, in colours 0 to 9")
+    sides = [_shown(str(text).split("\n")) for text in texts]
     verifier = {
         "kind": "code",
         "entry": "task",
@@ -113,10 +118,10 @@ def asking(grid: Grid, program: str, blank: Grid, name: str = "") -> Task:
     return Task(f"drawing-{name or digest}", prompt, program, verifier, "drawing", tools=(), meta=meta)
 
 
-def _shown(grid: Grid) -> str:
-    """Its shape, then rows of digits behind their numbers, as arc24 found best; from 0, as y counts."""
-    rows = (f"{y} {''.join(map(str, row))}" for y, row in enumerate(grid))
-    return "\n".join([f"grid shape: {len(grid)}x{len(grid[0])}", *rows])
+def _shown(rows: list[str]) -> str:
+    """A grid's shape, then its rows behind their numbers, as arc24 found best; from 0, as y counts."""
+    numbered = (f"{y} {row}" for y, row in enumerate(rows))
+    return "\n".join([f"grid shape: {len(rows)}x{len(rows[0])}", *numbered])
 
 
 def program_of(strokes: list[str]) -> str:
@@ -241,14 +246,18 @@ def _stroke(rng: random.Random, rows: int, columns: int, kind: str) -> str:
 
 
 def relabel(task: Task, trajectory: Trajectory) -> Task | None:
-    """The task to draw what a trajectory's program drew, in as few lines; None where it drew nothing."""
+    """The task to draw what a trajectory's program drew, in as few lines; None where it drew nothing, or no
+    grid that ``asking`` takes, or was given more than a grid.
+    """
     solved = relabel_code(task, trajectory)
     if solved is None:
         return None
-    ((given,), grid), *_ = solved.verifier["tests"]
-    if as_rows(grid) is None or as_rows(given) is None or grid == given:
+    given, grid = solved.verifier["tests"][0]
+    try:
+        (blank,) = given
+        asked = asking(whole(grid), solved.answer, whole(blank))
+    except ValueError:
         return None
-    asked = asking(whole(grid), solved.answer, whole(given))
     return dataclasses.replace(asked, id=solved.id, meta=asked.meta | solved.meta | {"plan": []})
 
 

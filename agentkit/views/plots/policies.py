@@ -5,6 +5,7 @@ Leaves out every number drawn (evaluation, rewards.rescoring).
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from agentkit.evaluation.gains import PARTS, Gains
 from agentkit.evaluation.tables import percent
 from agentkit.records import Trajectory
 from agentkit.rewards.rescoring import PAIRS, Rescoring
+from agentkit.trajectories import wholly_right
 from agentkit.views.plots.style import (
     BELOW,
     BESIDE_TITLE,
@@ -272,6 +274,7 @@ def gain_parts(found: Gains) -> go.Figure:
 def paired_scatter(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> go.Figure:
     """What moved: the success rate of each task under two policies, as bubbles that count the tasks."""
     names = before[0].policy, after[0].policy
+    before, after = ([replace(t, success=wholly_right(t)) for t in own] for own in (before, after))
     spots, groups = _moves(task_success(before), task_success(after))
     figure = go.Figure()
     largest = max((len(ids) for ids in spots.values()), default=1)

@@ -49,6 +49,12 @@ EVIDENCE = 6  # trajectories named beside an alarm
 SEVERITY = {"critical": "bad", "warning": "look"}  # class in the style sheet
 
 
+def planned(metrics: pd.DataFrame, recipe: Recipe) -> int:
+    """Steps of a training: as its metrics tell, which count epochs as steps, else as the recipe says."""
+    counted = metrics["planned_steps"].dropna() if "planned_steps" in metrics else ()
+    return int(counted.iloc[-1]) if len(counted) else recipe.steps
+
+
 # ---- what is drawn
 def progress(
     metrics: pd.DataFrame, recipe: Recipe, price: tuple[str, str, float] | None = None, ended: bool = False
@@ -58,11 +64,12 @@ def progress(
     ``price`` is currency, provider and money for an hour of all devices.
     """
     done = int(metrics["step"].max()) if len(metrics) else 0
-    parts = [f"Step {done} of {recipe.steps}"]
+    steps = planned(metrics, recipe)
+    parts = [f"Step {done} of {steps}"]
     seconds = metrics["seconds"].dropna() if "seconds" in metrics else pd.Series(dtype=float)
     if len(seconds):
         spent = seconds.sum()
-        left = 0.0 if ended else float(seconds.tail(20).mean()) * max(0, recipe.steps - done)
+        left = 0.0 if ended else float(seconds.tail(20).mean()) * max(0, steps - done)
         rest = f", about {cost.duration(left)} left" if left else ""
         parts.append(f"{cost.duration(spent)} spent{rest}")
         if price:
@@ -219,7 +226,7 @@ class Dashboard:
             if finished.exists() and finished.stat().st_mtime >= begun:
                 return True
             is_new = metrics.stat().st_mtime >= begun
-            return bool(is_new and self._metrics()["step"].max() >= self.recipe.steps)
+            return bool(is_new and (rows := self._metrics())["step"].max() >= planned(rows, self.recipe))
         return False
 
     def draw(self) -> None:
