@@ -126,6 +126,20 @@ def test_on_off_yes_and_no_are_refused_where_they_are_not_offered(key, value):
         Recipe.from_mapping({key: value})
 
 
+def test_words_that_are_numbers_need_no_quotes():
+    for value, name in {
+        25: "25",
+        "25": "25",
+        "12,16": "12,16",
+    }.items():  # papermill's -p makes a number of 25
+        assert Recipe.from_mapping({"drawings": value}).drawings == name
+    assert Recipe.from_mapping({"drawings": ["lines", 12, 16]}).drawings == "lines,12,16"
+    assert Recipe.from_mapping({"gpus": 2}).gpus == "2"
+    for key, value in {"drawings": 1.5, "gpus": True, "model": 7, "methods": [1]}.items():
+        with pytest.raises(RecipeError, match=f"{key} is "):
+            Recipe.from_mapping({key: value})
+
+
 def test_words_offered_for_on_yes_and_no(monkeypatch):
     words = ("on", "no", "auto")
     offers = dataclasses.make_dataclass("Offers", [("resume", str, recipes._key("auto", "", words=words))])

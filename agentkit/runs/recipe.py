@@ -786,12 +786,13 @@ def _checked(spec: dataclasses.Field, value: Any) -> Any:
     if kind is float and isinstance(value, int | str) and not isinstance(value, bool):
         with contextlib.suppress(ValueError, OverflowError):  # YAML reads 1e-6 as text
             value = float(value)
+    if spec.name in ("gpus", "drawings"):  # whose words are numbers, too
+        value = [str(v) if type(v) is int else v for v in value] if isinstance(value, list) else value
+        value = str(value) if type(value) is int else value
     if key["listed"] and isinstance(value, list) and all(isinstance(name, str) for name in value):
         value = ",".join(value)
     if kind is bool and value in ("true", "false"):  # papermill's -p hands these on as text
         value = value == "true"
-    if spec.name == "gpus" and type(value) is int:
-        value = str(value)
     if kind is str and isinstance(value, bool):  # what YAML 1.1 makes of the words off, no, on and yes
         offered = key["words"] or re.findall(r"\w+", key["help"])
         value = next((word for word in offered if _WORDS.get(word) is value), value)
