@@ -34,7 +34,7 @@ from agentkit.trajectories import trajectory_id
 from agentkit.views import plots
 from agentkit.views.redact import environment_secrets, redact, redact_text
 from agentkit.views.widgets import compare_trajectories
-from agentkit.views.widgets.dashboard import EVIDENCE, alarm_block, told
+from agentkit.views.widgets.dashboard import EVIDENCE, alarm_block, planned, told
 
 UNCHANGED, NOT_COMPARED = "unchanged", "This run has no comparison of policies yet."
 MAX_BYTES = 10_000_000  # of the file
@@ -323,9 +323,8 @@ def _training(card: _Card) -> list[Markup]:
     metrics = card.run.metrics
     if metrics.empty:
         raise ValueError("train/metrics.jsonl holds no step")
-    counted = metrics["planned_steps"].dropna() if "planned_steps" in metrics else ()  # epochs as steps
-    planned = int(counted.iloc[-1]) if len(counted) else card.manifest["recipe"].get("steps", "?")
-    parts = [card.paragraph(f"{int(metrics['step'].max())} of {planned} optimiser steps are recorded.")]
+    steps = planned(metrics, card.manifest["recipe"].get("steps", "?"))
+    parts = [card.paragraph(f"{int(metrics['step'].max())} of {steps} optimiser steps are recorded.")]
     if "val_success" in metrics and metrics["val_success"].notna().any():
         last_rows = metrics.dropna(subset=["val_success"]).drop_duplicates("step", keep="last")
         validation = last_rows.set_index("step")["val_success"]

@@ -49,10 +49,10 @@ EVIDENCE = 6  # trajectories named beside an alarm
 SEVERITY = {"critical": "bad", "warning": "look"}  # class in the style sheet
 
 
-def planned(metrics: pd.DataFrame, recipe: Recipe) -> int:
-    """Steps of a training: as its metrics tell, which count epochs as steps, else as the recipe says."""
+def planned(metrics: pd.DataFrame, steps: Any) -> Any:
+    """Steps of a training as its metrics tell, which count epochs as steps, else what the recipe says."""
     counted = metrics["planned_steps"].dropna() if "planned_steps" in metrics else ()
-    return int(counted.iloc[-1]) if len(counted) else recipe.steps
+    return int(counted.iloc[-1]) if len(counted) else steps
 
 
 # ---- what is drawn
@@ -64,7 +64,7 @@ def progress(
     ``price`` is currency, provider and money for an hour of all devices.
     """
     done = int(metrics["step"].max()) if len(metrics) else 0
-    steps = planned(metrics, recipe)
+    steps = planned(metrics, recipe.steps)
     parts = [f"Step {done} of {steps}"]
     seconds = metrics["seconds"].dropna() if "seconds" in metrics else pd.Series(dtype=float)
     if len(seconds):
@@ -226,7 +226,9 @@ class Dashboard:
             if finished.exists() and finished.stat().st_mtime >= begun:
                 return True
             is_new = metrics.stat().st_mtime >= begun
-            return bool(is_new and (rows := self._metrics())["step"].max() >= planned(rows, self.recipe))
+            return bool(
+                is_new and (rows := self._metrics())["step"].max() >= planned(rows, self.recipe.steps)
+            )
         return False
 
     def draw(self) -> None:
