@@ -132,9 +132,7 @@ Json = Annotated[bool, arg(name="json", help="print the result as JSON", help_be
 
 
 def _recipe(path: Path, changes: Sequence[str]) -> Recipe:
-    given = _overrides(changes)
-    given |= {name: beside(Path("here"), given[name]) for name in FILES if name in given}  # as seen from here
-    return Recipe.from_mapping(read_recipe(path) | given)
+    return Recipe.from_mapping(read_recipe(path) | _overrides(changes))
 
 
 def _overrides(pairs: Sequence[str]) -> dict[str, Any]:
@@ -147,7 +145,7 @@ def _overrides(pairs: Sequence[str]) -> dict[str, Any]:
             values[key] = yaml.safe_load(value)
         except (yaml.YAMLError, ValueError, RecursionError):
             raise RecipeError(f"-p {pair[:80]}: {value[:60]!r} is not a YAML value") from None
-    return values
+    return values | {name: beside(Path("here"), values[name]) for name in FILES if name in values}
 
 
 def _refuse_dots(folder: Path, of: str = "run") -> None:
@@ -344,11 +342,17 @@ def preflight_command(
     from agentkit.policies.loading import load_agent, make_policy
     from agentkit.preflight import examine
     from agentkit.preflight.examination import looked_at
+    from agentkit.training.launch import Work
 
     values, folder = _recipe(recipe, changes), load_run(run) if run else None
     lab = Lab.open(values)
     suite = lab.load(folder) if folder else lab.without_long_prompts(lab.suite())
     lab = lab.planned(suite)
+    lab = dataclasses.replace(lab, recipe=Work(lab, folder).recipe)  # placed as notebook 03 places it
+    if lab.recipe.shard or lab.recipe.tensor_parallel > 1:
+        raise RecipeError(
+            "this loads one card, and the recipe's model takes several: notebook 03 examines it"
+        )
     cold_start = [folder.file("sft")] if folder and values.sft and folder.file("sft").exists() else []
     if values.sft and not cold_start:
         make = f"agentkit run {recipe} --run {run or 'outputs/a'} --to 02"
@@ -435,7 +439,7 @@ def report_command(run: RunFolder, *, out: OptionalFile = None, as_json: Json = 
     """
     from agentkit.views.card import write_report
 
-    path = write_report(load_run(run), out)
+    path = write_report(load_run(run), located(out) if out else None)
     size = path.stat().st_size
     return _print(as_json, {"path": str(path), "bytes": size}, f"{path} ({size / 1e6:.1f} MB)")
 
@@ -520,8 +524,9 @@ def rescore_command(
     from agentkit.views import plots
 
     folder = load_run(run)
-    result = rescore(folder, Lab.of(folder).with_reward(reward=reward, **_overrides(changes)).reward, reward)
-    out = out or folder.file("rescored", f"{reward}.html")
+    asked = Lab.of(folder).with_reward(**{"reward": reward} | _overrides(changes)).recipe
+    result = rescore(folder, Lab.open(asked).reward, asked.reward)
+    out = located(out or folder.file("rescored", asked.reward)).with_suffix(".html")
     write_bytes(out, plots.rescoring(result).to_html(include_plotlyjs=True).encode())
     write_bytes(out.with_suffix(".csv"), result.groups.to_csv(index=False).encode())
     table = result.table()
@@ -743,7 +748,7 @@ def bench_command(
 
     result = bench.run(name, quick)
     if json:
-        write_json(json, result)
+        write_json(located(json), result)
     return _print(True, result, "")
 
 
@@ -769,7 +774,7 @@ def nano_command(
         raise RunError(
             "say --out FOLDER: an agent of its own for these families does not replace the one that ships"
         )
-    result = pretrain.pretrain(out or pretrain.DATA, seed=seed, minutes=minutes, families=families)
+    result = pretrain.pretrain(located(out or pretrain.DATA), seed=seed, minutes=minutes, families=families)
     return _print(as_json, result, str(result))
 
 

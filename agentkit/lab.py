@@ -46,7 +46,7 @@ from agentkit.tasks.splits import a_fifth, assign_splits
 from agentkit.tasks.suite import family_names
 from agentkit.tools.cache import ToolCache, default_path, own_file
 from agentkit.tools.corpus import Corpus
-from agentkit.tools.runtime import tool_schemas, tools_of
+from agentkit.tools.runtime import example, tool_schemas, tools_of
 from agentkit.trajectories import by_task
 
 NAMES = ("families", "verifiers", "rewards")  # what a lab file may define, each a dictionary
@@ -454,7 +454,7 @@ class Lab:
         is_used = "families" in self.recipe.given or "run" not in self.recipe.given
         named = self._asked() if is_used and not self.recipe.tasks else []
         tools = {
-            name: ", ".join(tools_of(self.families[name].environment())) or "no tools"
+            name: ", ".join(tools_of(example(self.families[name].environment))) or "no tools"
             for name in [*named, *sorted(self.own_families - set(named))]
         }
         rows = [("family", name, t, self._origin(name in self.own_families)) for name, t in tools.items()]
@@ -524,7 +524,7 @@ def _check_own(own: dict[str, dict[str, Any]], path: Path) -> None:
                 f"{path}: families[{name!r}] is of type {type(family).__name__}; give a Family(draft, ..)"
             )
         try:
-            environment = family.environment()
+            environment = example(family.environment)
             tool_schemas(environment)
             environment.reset  # noqa: B018 - raises where there is none
         except Exception as error:

@@ -4,6 +4,7 @@ profile.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from pathlib import Path
@@ -38,6 +39,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The slowest files first, so that several processes end together."""
     rank = {name: position for position, name in enumerate(SLOWEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What is loaded now stays: each training collects the heap."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

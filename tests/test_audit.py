@@ -9,7 +9,7 @@ from agentkit.runs import task_problem
 from agentkit.tasks import Suite, SuiteError
 from agentkit.tasks.audit import CHECKS, audit, longest_passage, perturb
 from agentkit.tasks.expert import shows
-from agentkit.verifiers import KINDS
+from agentkit.verifiers import KINDS, verify
 
 CODE = {"kind": "code", "entry": "f", "tests": [[[1], 2], [[5], 6]]}
 SOUND = [
@@ -226,3 +226,21 @@ def test_a_suite_that_fails_is_saved_by_force_only(tmp_path):
 def test_digits_that_are_no_numerals_can_be_perturbed():
     assert perturb("Alien³") == "New Alien³"
     assert perturb("19.9") == "29.9" and perturb("-9") == "-0"
+
+
+def test_a_pattern_need_not_take_itself():
+    legs = Task("x", "How many legs has a dog?", "(?i)(four|4)", "regex")
+    assert failures(legs) == set()
+    assert failures(Task("x", "How many legs has a dog?", ".*", "regex")) >= {
+        ("prompt echo", "x"),
+        ("refusal", "x"),
+    }
+    assert failures(Task("x", "How many?", "4", {"kind": "regex", "pattern": "5"})) == {("gold", "x")}
+
+
+@pytest.mark.parametrize("name", ["gold", "answer", "trajectory"])
+def test_an_option_that_a_verifier_is_given_anyway_is_named(name):
+    task = Task("x", "p?", "5", {"kind": "numeric", name: 5})
+    assert ("gold", "x") in failures(task)
+    with pytest.raises(ValueError, match=f"no option of a verifier may be called '{name}'"):
+        verify(task, "5")

@@ -50,7 +50,8 @@ GIVES = Task(
 )
 OPEN = Task("open", "Who wrote Emma?", "Jane Austen", "exact", "custom", tools=("search",))
 PLAIN = Task("plain", "Say hello.", "hello", "exact", "custom", tools=(), meta={"plan": []})
-TASKS = [RATIO, CHAIN, WHICH, CODE, GIVES, OPEN, PLAIN]
+OPPOSITE = Task("opposite", "The opposite of hot?", "cold", "exact", "custom", tools=(), meta={"plan": []})
+TASKS = [RATIO, CHAIN, WHICH, CODE, GIVES, OPEN, PLAIN, OPPOSITE]
 
 SEARCH = [{"type": "function", "function": {"name": "search", "parameters": {
     "type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}}}]  # fmt: skip
@@ -122,6 +123,11 @@ CASES = [
     ("misreported", made(GIVES, "5", RAN, replace(RAN, observation="4"))),
     ("stopped after a failed call", made(GIVES, "5", RAN, replace(RAN, ok=False))),
     ("wrong result", made(PLAIN, "bye")),
+    ("wrong result", made(OPPOSITE, "warm")),
+    ("wrong result", made(OPEN, "Charlotte Brontë", RIGHT)),  # a tool that looks nothing up
+    ("gave up", made(RATIO, "I couldn’t find this.", SUDAN)),
+    ("gave up", made(OPEN, "I can’t determine it.")),
+    ("gave up", made(OPEN, "I don’t know.")),
 ]
 
 

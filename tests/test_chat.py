@@ -273,7 +273,9 @@ def test_added_vocabulary_is_no_control_token(tokenizer):
     lose text.
     """
     other = copy.deepcopy(tokenizer)
-    other.add_tokens([AddedToken(text) for text in ("  ", "\n\n", "é", "hello", "<|tool|>", " <pad>")])
+    other.add_tokens(
+        [AddedToken(text) for text in ("  ", "▁▁", "▁▁▁", "\n\n", "é", "hello", "<|tool|>", " <pad>")]
+    )
     other.add_tokens(["§"], special_tokens=True)
     codec = ChatCodec(other, "", [])
     new = codec.control_ids - ChatCodec(tokenizer, "", []).control_ids

@@ -113,6 +113,12 @@ def test_a_preflight_says_what_it_judges_and_what_takes_long(monkeypatch, capsys
     assert printed.err.endswith("agentkit: 64 rollouts of the starting policy ...\n")  # two steps of eight
 
 
+def test_a_preflight_of_a_model_that_takes_several_cards_is_left_to_the_notebook(capsys):
+    changes = ["-p", "families=A", "-p", "n_tasks=40", "-p", "reward=plan", "-p", "lab=''"]
+    assert cli.main(["preflight", "params/image-27b.yaml", *changes]) == 2
+    assert "takes several: notebook 03 examines it" in capsys.readouterr().err
+
+
 def test_help_of_alarms_names_every_trainer_whose_log_is_read(capsys):
     with pytest.raises(SystemExit):
         cli.main(["alarms", "--help"])
@@ -192,10 +198,10 @@ def test_whichever_library_says_that_the_disk_refused(monkeypatch, capsys, error
 
 def test_output_that_no_disk_takes_is_one_sentence():
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "agentkit.cli", "tasks", "--n", "120"]
+        command = [sys.executable, "-m", "agentkit.cli", "tasks", "--n", "60"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     building, told = done.stderr.splitlines()
-    assert building == "agentkit: building 240 tasks ..."
+    assert building == "agentkit: building 120 tasks ..."
     assert done.returncode == 2 and "No space left" in told and "Make room" in told
 
 
@@ -219,7 +225,8 @@ def test_a_kernel_that_dies_is_one_sentence_and_the_stage_is_marked(tmp_path, mo
     notebook.cells[-1].source = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
     nbformat.write(notebook, path)
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["run", "params/nano.yaml", "--run", "a", "-p", "n_tasks=40", "--to", "01"]) == 2
+    words = ["-p", "families=A", "-p", "n_tasks=20", "--to", "01"]
+    assert cli.main(["run", "params/nano.yaml", "--run", "a", *words]) == 2
     (told,) = capsys.readouterr().err.splitlines()
     assert "01_tasks stopped: its kernel died" in told and "run the same again" in told
     run = load_run(tmp_path / "a")

@@ -1,4 +1,5 @@
 import json
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ import pytest
 import yaml
 
 from agentkit.cli import main
+from agentkit.preflight.forecasting import forecast as preflight_forecast
 from agentkit.records import Task
 from agentkit.runs import Run, RunError, append_jsonl, cost, read_jsonl, write_bytes, write_tasks
 from agentkit.runs.cost import (
@@ -340,6 +342,19 @@ def test_prices_of_a_wrong_kind_are_one_sentence(tmp_path, change):
     path.write_text(PRICES.read_text().replace(*change))
     with pytest.raises(RecipeError, match="prices.yaml is (no price file|not valid YAML)"):
         read_prices(path)
+
+
+def test_prices_may_name_no_provider_and_are_found_from_inside_the_project(tmp_path, monkeypatch):
+    for name in ("notebooks", "params"):
+        (tmp_path / name).mkdir()
+    text = PRICES.read_text()
+    own = re.sub(r"(?ms)^providers:.*?(?=^\S)", "providers: {}\n", text)
+    for name in ("mine.yaml", "prices.yaml"):
+        (tmp_path / "params" / name).write_text(own)
+    monkeypatch.chdir(tmp_path / "notebooks")
+    assert read_prices("params/mine.yaml").providers == {}
+    finding = preflight_forecast(Recipe(model="nano"), 0.05, 0.01, device="GPU").finding
+    assert "GPU-hours, " in finding and "$" not in finding
 
 
 DOUBLED = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}\n" for i in range(1, 41))

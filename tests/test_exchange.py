@@ -825,3 +825,13 @@ def test_an_answer_that_was_submitted_by_a_tool_is_one(tmp_path, more, answer):
     log["samples"] = [sample | {"output": {"completion": "I submit."}}]  # its own text
     (tmp_path / "log.json").write_text(json.dumps(log))
     assert from_inspect(tmp_path / "log.json").trajectories[0].answer is None
+
+
+def test_a_question_that_two_tasks_share_says_not_which_is_meant(tmp_path):
+    """As of several databases, one a task: an answer would be judged by the other's."""
+    row = {"prompt": [USER], "completion": [{"role": "assistant", "content": "Answer: 5"}]}
+    (path := tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    tasks = [Task("a", "q", "5", "numeric"), Task("b", "q", "6", "numeric")]
+    assert [t.success for t in from_trl(path, tasks=tasks[:1]).trajectories] == [1.0]
+    with pytest.raises(DataError, match="is not among the tasks given"):
+        from_trl(path, tasks=tasks)

@@ -153,6 +153,9 @@ def test_lessons_are_the_shortest_of_each_outcome_from_worst_to_best():
     found = lessons([TASK], [answered(a, sample=i) for i, a in enumerate(answers)], FAMILIES)
     assert [t.answer for t in found] == [answers[2], answers[3], answers[0]]
     assert [round(t.meta["closeness"], 2) for t in found] == [0.0, 0.67, 1.0]
+    nearest = [answered(a, sample=i) for i, a in enumerate(answers)]
+    for keep, count in ((0.01, 1), (0.34, 2), (0.67, 3), (1, 3)):
+        assert lessons([TASK], nearest, FAMILIES, keep) == found[-count:]
     assert lessons([TASK], [], FAMILIES) == []
     assert lessons([TASK], [answered(answers[0])], {}) == []
 

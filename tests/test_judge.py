@@ -73,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     server = Server()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield server
     server.shutdown()

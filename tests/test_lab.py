@@ -352,6 +352,36 @@ def test_transcripts_of_messages_are_the_tokens_that_a_rollout_holds(tokenizer, 
     assert len(demonstrations(named, suite.split("train"), tokenizer)) == len(rows)
 
 
+def test_a_call_in_openais_older_form_is_one(tokenizer, tmp_path):
+    from agentkit.training.transcripts import read_transcripts
+
+    call = CALL.get("function", CALL)
+    older = {
+        "content": None,
+        "function_call": {"name": call["name"], "arguments": json.dumps({"query": "x"})},
+    }
+    reply = {"role": "function", "name": call["name"], "content": REPLY["content"]}
+    newer = {"content": None, "tool_calls": [{"type": "function", "function": older["function_call"]}]}
+    write_jsonl(
+        path := tmp_path / "a.jsonl",
+        [said(asks, reply, {"content": "Answer: Paris"}) for asks in (older, newer)],
+    )
+    first, second = read_transcripts(path, tokenizer, Lab.open({}), given(1))
+    assert first.completion_ids == second.completion_ids and first.turns[0].results[0].name == call["name"]
+
+
+def test_text_before_a_call_that_the_models_form_cannot_hold_is_refused(tokenizer, tmp_path):
+    from agentkit.training.transcripts import read_transcripts
+
+    write_jsonl(
+        path := tmp_path / "a.jsonl", [said(ASKS | {"content": "I look."}, REPLY, {"content": "Answer: 1"})]
+    )
+    lab = Lab.open({"tool_format": "llama3"})
+    with pytest.raises(RunError, match="row 1: in llama3's form no text stands before a call"):
+        read_transcripts(path, tokenizer, lab, given(1))
+    assert len(read_transcripts(path, tokenizer, Lab.open({"tool_format": "hermes"}), given(1))) == 1
+
+
 def test_tools_of_a_table_are_shown_without_the_nulls_it_fills_in(tokenizer, tmp_path):
     from datasets import Dataset
 
@@ -436,6 +466,7 @@ def said(*messages: dict) -> dict:
         (said({"content": "I think so.</think>Yes."}), "row 1: a thought .* would be lost"),
         (said({"content": None}), "neither text nor tool_calls"),
         (said(ASKS), "1 calls of a turn need a reply each"),
+        (said({"content": "Action: search[x]"}, REPLY, {"content": "1"}), "0 calls of a turn need a reply"),
         (
             said(ASKS | {"tool_calls": [CALL, CALL | {"id": "b"}]}, REPLY),
             "2 calls of a turn need a reply each",

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3Config, Gene
 
 from agentkit.cli import main
 from agentkit.lab import Lab
-from agentkit.policies.loading import load_agent
+from agentkit.policies.loading import load_agent, load_tokenizer
 from agentkit.runs import Run, RunError, write_trajectories
 from agentkit.runs.recipe import Recipe
 from agentkit.training.adapters import save_adapter
@@ -248,3 +248,12 @@ def test_a_full_disk_leaves_no_half_model(trained, tmp_path, capsys):
     told = capsys.readouterr().err.splitlines()[-1]
     assert told.startswith(f"agentkit: {run.file('merged')} cannot be written (") and "Make room" in told
     assert not list(run.path.glob("*merged*"))
+
+
+def test_a_tokenizer_beside_mistrals_own_file_keeps_its_chat_template(tmp_path):
+    """Nemo, Ministral and Small ship tekken.json, for which transformers takes a tokenizer without one."""
+    _, tokenizer = tiny_agent()
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "tekken.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    assert load_tokenizer(str(tmp_path)).chat_template == tokenizer.chat_template

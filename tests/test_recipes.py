@@ -624,6 +624,7 @@ def test_every_command_finds_a_run_from_inside_the_project(tmp_path, monkeypatch
         ("audit outputs/b", 0, "1 tasks"),
         ("alarms outputs/b/log.csv", 0, "no alarm"),
         ("doctor --recipe params/r.yaml", 2, f"{tmp_path / 'params' / 'r.yaml'} does not exist"),
+        ("report outputs/b --out outputs/card.html", 0, f"{tmp_path / 'outputs' / 'card.html'} ("),
         ("sweep params/s.yaml --run outputs/s", 2, f"{tmp_path / 'params' / 's.yaml'} does not exist"),
     ):
         assert cli.main(words.split()) == status

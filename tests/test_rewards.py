@@ -488,7 +488,7 @@ def test_noise_of_no_use_is_refused(std):
 def test_a_judges_verdict_is_a_component_and_its_silence_is_not_zero(tmp_path, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     server = judging.Server()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     options = {
         "url": f"http://127.0.0.1:{server.server_port}/v1",
         "model": "m",
@@ -517,7 +517,7 @@ def test_a_judge_is_asked_about_many_answers_at_once_and_of_like_ones_once(tmp_p
         return judging.honest(asked)
 
     server.reply = reply
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}/v1"
     judge = rewards.judged(url=url, model="m", cache=tmp_path / "judge.sqlite")
     answers = ["It is 41.", "It is 40.", "It is 41.", "It is 39.", None, "It is 38."]

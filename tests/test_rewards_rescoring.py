@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import subprocess
 import sys
 
@@ -144,6 +145,23 @@ def test_the_command_prints_the_table_and_writes_figure_and_csv(run, capsys):
     assert "plotly" in run.file("rescored", "toolrl.html").read_text()
     assert cli.main(["rescore", str(run.path), "--reward", "tool"]) == 2
     assert "use plan, none, toolrl" in capsys.readouterr().err
+
+
+def test_the_command_takes_a_reward_of_ones_own_and_never_writes_the_figure_as_a_csv(run, tmp_path, capsys):
+    lab = tmp_path / "lab.py"
+    lab.write_text("rewards = {'first': (lambda task, t: float(t.sample == 0), 1.0)}\n")
+    ask = ["rescore", str(run.path), "--reward", "plan", "--out", str(tmp_path / "dead.csv"), "--json"]
+    tables = []
+    for words in ([], ["-p", f"lab={lab}"]):
+        assert cli.main([*ask, *words]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        tables.append(printed["table"])
+    assert tables[0] != tables[1]
+    assert (
+        printed["figure"] == str(tmp_path / "dead.html") and "plotly" in (tmp_path / "dead.html").read_text()
+    )
+    assert (tmp_path / "dead.csv").read_text().startswith("step,")
+    assert cli.main([*ask, "-p", "reward=toolrl"]) == 0  # what -p says is the recipe's
 
 
 def test_no_torch_is_loaded():

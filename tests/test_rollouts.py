@@ -8,6 +8,7 @@ import asyncio
 import random
 import re
 import time
+import weakref
 from functools import partial
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 from says import Says
 
 from agentkit.policies.loading import load_agent
+from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.policies.sync import sampled_logprobs
 from agentkit.policies.transformers import TransformersPolicy, draw
 from agentkit.records import StopReason, Task
@@ -234,3 +236,26 @@ def test_prompts_carry_question_and_tools_but_no_gold_data(agent, suite, corpus)
         text = codec.decode(codec.prompt_ids(task.prompt))
         assert task.prompt in text and '"calculator"' in text
         assert task.answer in task.prompt or f" {task.answer}<" not in text
+
+
+def test_environments_go_as_their_trajectories_end(tokenizer):
+    """Each may hold a database, a container or a connection: no more are alive than work."""
+    alive, most = weakref.WeakSet(), []
+
+    class Holding:
+        def __init__(self):
+            alive.add(self)
+
+        def reset(self, **row):
+            most.append(len(alive))
+
+        def look(self) -> str:
+            """Look."""
+            return "seen"
+
+    plan = [{"tool": "look", "arguments": {}}]
+    tasks = [Task(str(i), f"Look {i}.", "seen", "exact", "x", meta={"plan": plan}) for i in range(12)]
+    policy = ScriptedPolicy(tokenizer)
+    policy.in_flight = 2
+    assert all(t.success == 1.0 for t in rollout(tasks, policy, environment=Holding))
+    assert len(most) == 12 and max(most) <= 4

@@ -225,6 +225,44 @@ def test_calls_are_written_in_the_format_asked_for(roll, suite, tool_format):
     assert all(t.success == 1.0 and sum(not r.ok for r in calls(t)) > len(calls(t)) / 3 for t in slips)
 
 
+class Scales:
+    """Tools that take a number, a count, a flag and a list."""
+
+    system_prompt = "Weigh."
+
+    def reset(self, **row):
+        self.said = []
+
+    def weigh(self, amount: float, times: int, exact: bool, names: list, note: str) -> str:
+        """Weigh something.
+
+        Args:
+            amount: in kilograms
+            times: how often
+            exact: or rounded
+            names: of what is weighed
+            note: a text
+        """
+        assert [type(x) for x in (times, exact, names, note)] == [int, bool, list, str]
+        return f"{amount * times:g}"
+
+
+@pytest.mark.parametrize("malformed", [0.0, 1.0])
+@pytest.mark.parametrize("tool_format", [f for f in FORMATS if f != "search_r1"])
+def test_calls_of_typed_tools_are_written_by_their_schemas(tokenizer, tool_format, malformed):
+    arguments = {"amount": 2.5, "times": 2, "exact": True, "names": ["a", "b"], "note": "3"}
+    plan = [
+        {"tool": "weigh", "arguments": arguments},
+        {"tool": "weigh", "arguments": arguments | {"note": "{0}"}},
+    ]
+    task = Task("w", "Weigh it.", "5", "exact", "x", meta={"plan": plan})
+    policy = ScriptedPolicy(tokenizer, Flaws(malformed=malformed))
+    for t in rollout([task], policy, environment=Scales, limits=ROOMY, tool_format=tool_format, group_size=4):
+        right = [result for result in calls(t) if result.ok]
+        assert t.success == 1.0 and [r.arguments for r in right] == [arguments, arguments | {"note": "5"}]
+        assert (len(calls(t)) > len(right)) is bool(malformed)
+
+
 # ---- the parts
 @pytest.mark.parametrize("wrong", [-0.1, 1.1, float("nan")])
 def test_a_rate_is_a_probability(wrong):

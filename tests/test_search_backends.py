@@ -60,7 +60,7 @@ def server(monkeypatch):
     with ThreadingHTTPServer(("127.0.0.1", 0), Faulty) as found:
         found.daemon_threads, found.block_on_close = True, False
         found.seen, found.release = [], threading.Event()
-        threading.Thread(target=found.serve_forever, daemon=True).start()
+        threading.Thread(target=found.serve_forever, args=(0.01,), daemon=True).start()
         found.url = f"http://127.0.0.1:{found.server_port}"
         yield found
         found.release.set()

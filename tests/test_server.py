@@ -103,7 +103,7 @@ def serving(idle_s=None):
 
     made = Server(("127.0.0.1", 0), Handler)
     replica.url = f"http://127.0.0.1:{made.server_port}"
-    threading.Thread(target=made.serve_forever, daemon=True).start()
+    threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield replica
     finally:

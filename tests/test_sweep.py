@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import shutil
 import sys
 import time
 from concurrent.futures import Future
@@ -127,6 +128,7 @@ def test_the_documents_five_ablations_are_there_for_both_models():
         ({"arms": {"default": {}, "ablations.json": {"beta": 0.1}}}, "a file of the sweep has this name"),
         ({"arms": {"default": {}, "b": {"seed": 3}}}, "may not set seed"),
         ({"arms": {"default": {}, "../b": {"beta": 0.1}}}, "run name '../b' is refused"),
+        ({"arms": {"default": {}, "b": {"policy": "base", "measure_base": True, "sft": False}}}, "no policy 'base'"),
         ({"arms": {"default": {}, "b": {"policy": "sft_more"}}}, "measure no policy 'sft_more', only sft, grpo"),
         ({"arms": {"default": {}, "b": {"group_size": 7}}}, "arm 'b': micro_batch 16 must divide"),
         ({"arms": {"default": {}, "b": {"reward_correctness": 0.0, "reward_format": 0.0, "reward_efficiency": 0.0}}}, "arm 'b': its reward has no component"),
@@ -267,6 +269,36 @@ def test_an_arm_that_is_added_later_begins_with_what_a_done_cell_has(tmp_path):
     assert whole.done_in(whole.parent) == 4 and (diagnosed.parent, diagnosed.last) == (whole.folder, 4)
     seconds = {name: s for name, s in dry_run(design, Sweep(out), 1)["seconds"].items() if s}
     assert list(seconds) == [f"shared/{diagnosed.folder.name}"], "nothing is trained again"
+
+
+def test_a_training_that_has_begun_is_not_made_again_for_an_arm_that_is_added(tmp_path):
+    out, arms = tmp_path / "out", {"default": {}, "free": {"beta": 0.0}}
+    before = {job.folder: job for job in plan(read_design(write(tmp_path, arms=arms, seeds=[1])), out)}
+    for job in before.values():
+        made(job if job.arm != "default" else replace(job, last=1))  # interrupted in notebook 03
+    arms["rft"] = {"controls": "rft", "policy": "rft"}
+    design = read_design(write(tmp_path, arms=arms, seeds=[1]))
+    after = {job.folder: job for job in plan(design, out)}
+    assert after.keys() - before.keys() == {out / "rft" / "seed-1"}
+    cells = [after[out / arm / "seed-1"] for arm in ("default", "rft")]
+    assert [job.parent.name for job in cells] == [before[cells[0].folder].parent.name] * 2
+    shutil.rmtree(cells[0].folder)  # and had none begun, they would share it
+    (shared,) = begun = [job for job in plan(design, out) if not job.arm and job.last == 3]
+    made(replace(shared, last=1))
+    made(replace(cells[0], last=1))
+    again = [job for job in plan(design, out) if not job.arm and job.last == 3]
+    assert again == begun, "a shared training that has begun goes on"
+    assert all(job.parent == shared.folder for job in plan(design, out) if job.arm in ("default", "rft"))
+
+
+def test_a_cell_that_has_begun_takes_a_slot_though_its_parent_has_all(tmp_path):
+    arms = {"default": {"controls": "sft_more"}, "more": {"controls": "sft_more", "policy": "sft_more"}}
+    file, sweep = write(tmp_path, arms=arms, seeds=[1]), Sweep(tmp_path / "out")
+    for job in plan(read_design(file), sweep.folder):
+        if job.arm != "more":
+            made(replace(job, last=1) if job.arm else job)
+    started = driven(file, sweep, lambda name, job: made(job))
+    assert "default/seed-1" in started and sweep.entry(job)["status"] == "done"
 
 
 def test_a_folder_begins_with_nothing_of_the_notebooks_that_it_is_not_to_begin_with(tmp_path):
@@ -626,6 +658,46 @@ def test_an_arm_with_a_critical_alarm_is_stopped_where_that_is_asked_for(tmp_pat
     *names, last = driven(file, sweep, work, slots=2)
     assert ("free/seed-2" in [*names, last]) is not asked
     assert ("stopped until the next call, as seed-1 has the alarm zero_variance at step 7" in last) is asked
+
+
+def test_a_training_that_arms_share_is_stopped_too(tmp_path):
+    arms = {"default": {"controls": "sft_more"}, "more": {"controls": "sft_more", "policy": "sft_more"}}
+    file, sweep = write(tmp_path, arms=arms, seeds=[1], stop_hopeless=True), Sweep(tmp_path / "out")
+    seen = []
+
+    def submit(job):
+        future = Future()
+        seen.append(job)
+        if not job.arm and job.last > 1:
+            job.folder.joinpath("train").mkdir(parents=True)
+            alarm = {"step": 7, "alarm": "zero_variance", "severity": "critical"}
+            job.folder.joinpath("train", "alarms.jsonl").write_text(json.dumps(alarm) + "\n")
+            deadline = time.monotonic() + 60
+            while not left_out(job) and time.monotonic() < deadline:
+                time.sleep(0.05)
+        future.set_exception(RunError("ended")) if left_out(job) else future.set_result(made(job))
+        return future
+
+    told = []
+    with sweep.held():
+        run_sweep(file, sweep, submit, 1, told.append)
+    (shared,) = [job for job in seen if not job.arm and job.last > 1]
+    assert seen[-1] == shared and left_out(shared) == "stopped"
+    assert any("what arms share: stopped until the next call" in line for line in told)
+
+
+def test_an_edit_is_taken_up_where_the_file_is_the_projects(tmp_path, monkeypatch):
+    (tmp_path / "notebooks").mkdir()
+    folder = tmp_path / "params" / "sweeps"
+    folder.mkdir(parents=True)
+    recipe = str(ROOT / "params" / "nano-ablation.yaml")
+    file, sweep = write(folder, seeds=[1], recipe=recipe), Sweep(tmp_path / "out")
+    monkeypatch.chdir(tmp_path / "notebooks")
+
+    def work(name, job):
+        write(folder, seeds=[1, 2], recipe=recipe)
+
+    assert "default/seed-2" in driven(Path("params/sweeps") / file.name, sweep, work)
 
 
 def test_one_slot_stops_a_cell_in_mid_training_and_the_next_call_goes_on_despite_old_alarms(tmp_path):

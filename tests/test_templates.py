@@ -439,6 +439,13 @@ def test_arguments_that_cannot_be_read_are_an_error(text):
         Recipe.from_mapping({"template_arguments": text})
 
 
+def test_a_template_that_prints_the_date_gives_one_prompt_on_any_day(tokenizer):
+    """Llama 3.2's, which would have a long run's last prompts differ from its first."""
+    assert "strftime_now" in (FOLDER / "llama3_2.jinja").read_text(encoding="utf-8")
+    codec = ChatCodec(quiet(templated, tokenizer, "llama3_2"), "Be brief.", tool_schemas(Library()))
+    assert "26 Jul 2024" in tokenizer.decode(codec.prompt_ids("Hello?"))
+
+
 def test_a_template_is_a_file_a_name_or_training(tokenizer, tmp_path):
     file = tmp_path / "mine.jinja"
     file.write_text("{{ messages[0].content }}")

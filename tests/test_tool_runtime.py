@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from agentkit import ToolCall
+from agentkit import Task, ToolCall
 from agentkit.runs import project_root
 from agentkit.runs.labfile import load_module
+from agentkit.tasks import solve
 from agentkit.tools import execution as tool_execution
 from agentkit.tools.environments import CorpusEnvironment
 from agentkit.tools.runtime import ToolSpec, run_blocking, run_call, tool, tool_schemas, tools_of
@@ -564,3 +565,29 @@ def test_a_notebook_that_is_interrupted_waits_for_no_rollout():
         loop.run_until_complete(cell())
     loop.close()
     assert ended == [True] and time.monotonic() - start < 20
+
+
+class Orders:
+    """A tool that keeps the list it is given, and one that adds to what is kept."""
+
+    def reset(self, **row):
+        self.kept: list = []
+
+    def create(self, items: list) -> str:
+        self.kept = items
+        return "created"
+
+    def add(self, item: str) -> str:
+        self.kept.append(item)
+        return str(len(self.kept))
+
+
+def test_a_tool_that_keeps_what_it_is_given_changes_no_record_and_no_plan():
+    plan = [{"tool": "create", "arguments": {"items": ["a"]}}, {"tool": "add", "arguments": {"item": "b"}}]
+    task = Task("t", "Order.", "2", "exact", "x", meta={"plan": plan})
+    for _ in range(2):
+        environment = Orders()
+        environment.reset()
+        solved = solve(task, environment)
+        assert solved.answer == "2" and solved.turns[0].results[0].arguments == {"items": ["a"]}
+    assert plan[0]["arguments"] == {"items": ["a"]}

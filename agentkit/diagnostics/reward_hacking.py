@@ -45,7 +45,8 @@ def audit(task: Task, trajectory: Trajectory) -> Score:
             return Score(None, "the gold answer stands in a sentence")
         return Score(0.0, "the answer is not the gold answer as a whole")
     if needs_tools(task) and not _grounded(task, trajectory):
-        undecided = _several(task) or _may_be_worked_out(task)
+        is_said = plan_of(task) or task.meta.get("required_tools")  # that it takes a tool
+        undecided = not is_said or _several(task) or _may_be_worked_out(task)
         return Score(None if undecided else 0.0, "no tool had returned what the answer says")
     return Score(1.0, "the whole answer, and a tool had returned it")
 

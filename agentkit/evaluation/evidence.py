@@ -15,7 +15,7 @@ TEXT_LIMIT = 20_000  # characters of one observation or answer that are searched
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w.])[-−]?\d[\d,]{0,40}(?:\.\d{1,40})?(?![\w])")
 _GIVING_UP = re.compile(
-    r"\b(?:could ?n[o']t|cannot|can't|unable to|not able to|do(?:es)? ?n[o']t (?:know|say|exist)|"
+    r"\b(?:could ?n[o'’]t|cannot|can['’]t|unable to|not able to|do(?:es)? ?n[o'’]t (?:know|say|exist)|"
     r"no (?:answer|information|results?)|not (?:found|available|known)|unknown|sorry)\b",
     re.IGNORECASE,
 )

@@ -101,7 +101,8 @@ def _evidence(task: Task, results: Sequence[ToolResult]) -> str | None:
     keys = [key for key, value in answer_if(task).items() if value == task.answer]
     if was_seen or (seen and any(stands(key, seen[-1]) for key in keys)):
         return "misreported"
-    if not plan_of(task) and verifier_kind(task) == "exact" and not is_in_prompt:
+    searched = any(r.name == "search" for r in results)
+    if searched and not plan_of(task) and verifier_kind(task) == "exact" and not is_in_prompt:
         return "lookup missed"
     return None
 

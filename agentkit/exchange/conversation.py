@@ -136,7 +136,9 @@ def read_conversations(rows: Iterable[Row], policy: str, tasks: Iterable[Task], 
         DataError: a row is broken, its record does not fit its messages, or its task is not among ``tasks``.
     """
     given = list(tasks)
-    by_id, by_prompt = {task.id: task for task in given}, {task.prompt.strip(): task for task in given}
+    asked = Counter(task.prompt.strip() for task in given)
+    by_id = {task.id: task for task in given}
+    by_prompt = {task.prompt.strip(): task for task in given if asked[task.prompt.strip()] == 1}
     trajectories: list[Trajectory] = []
     made: dict[str, Task] = {}
     for row in rows:
@@ -339,7 +341,14 @@ def checked_messages(messages: Any, where: str) -> list[dict[str, Any]]:
             raise DataError(
                 f"{where}, message {number}: content must be text or a list of parts, tool_calls a list."
             )
-    return messages
+    return [_with_tool_calls(message) for message in messages]
+
+
+def _with_tool_calls(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose call stands under OpenAI's older ``function_call`` as one with ``tool_calls``."""
+    older = message.get("function_call")
+    is_older = isinstance(older, dict) and not message.get("tool_calls")
+    return message | {"tool_calls": [{"type": "function", "function": older}]} if is_older else message
 
 
 def _comparable(messages: Sequence[Mapping[str, Any]]) -> list[tuple]:

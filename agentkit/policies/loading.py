@@ -91,7 +91,7 @@ def merged(model: str, folders: Iterable[str | Path], dtype: torch.dtype) -> Any
 
 def load_tokenizer(model: str, chat: tuple[str, Mapping[str, Any]] = ("", {})) -> Any:
     """A model's tokenizer alone, with the recipe's chat template. Raises as ``load_agent``."""
-    tokenizer = pretrained(AutoTokenizer, model)
+    tokenizer = pretrained(AutoTokenizer, model, mistral_format=False)  # which has no chat template
     with_template(tokenizer, *chat)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -6,7 +6,7 @@ examples. A flaw strikes where it makes sense: on the shipped tools, and on any 
 """
 
 import random
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from agentkit.tools.outages import momentary
 
 TRIES = 8  # of a call that fails for the moment
 
+Tools = Sequence[Mapping[str, Any]]
 Script = Generator[str, tuple[ToolResult, ...], None]
 
 
@@ -65,11 +66,11 @@ class ScriptedPolicy(Policy):
         if request.turn == 0:
             rng = random.Random(repr(request.seed))
             flaws = rng.choice(self._flaws)
-            script = self._scripts[request.trajectory] = play(request.task, flaws, rng, request.tool_format)
-            text = next(script)
+            script = play(request.task, flaws, rng, request.tool_format, request.tools)
+            self._scripts[request.trajectory], text = script, next(script)
         else:
             text = self._scripts[request.trajectory].send(request.results)
-        parsed = parse_turn(text, request.tool_format)
+        parsed = parse_turn(text, request.tool_format, request.tools)
         end = end_of_turn(self.tokenizer, called=bool(parsed.calls or parsed.errors))
         text = turn_after(self.tokenizer, request.ids, text)
         return self.tokenizer(text + end, add_special_tokens=False)["input_ids"]
@@ -79,13 +80,14 @@ class ScriptedPolicy(Policy):
         self._said.pop(trajectory, None)
 
 
-def play(task: Task, flaws: Flaws, rng: random.Random, tool_format: str) -> Script:
+def play(task: Task, flaws: Flaws, rng: random.Random, tool_format: str, tools: Tools = ()) -> Script:
     """One trajectory of the flawed expert: yields each turn's text and is sent the results of its calls.
+    ``tools`` are their JSON schemas, by which some formats write numbers and lists.
 
     Raises:
         PlanError: the task's plan cannot be played; the message names the step.
     """
-    plan = _plan(task, tool_format)
+    plan = _plan(task, tool_format, tools)
     answer = partial(_answer, tool_format=tool_format)
     bug = None  # the nearly right code that this trajectory tests and submits
     if _near_misses(task) and rng.random() < flaws.wrong_operation:
@@ -112,9 +114,9 @@ def play(task: Task, flaws: Flaws, rng: random.Random, tool_format: str) -> Scri
             arguments = arguments | {"code": arguments["code"].replace(task.meta["solution"], bug)}
         arguments = fill(arguments, values)
         if rng.random() < flaws.malformed:
-            yield _slip(task, step["tool"], arguments, rng, tool_format)
+            yield _slip(task, step["tool"], arguments, rng, tool_format, tools)
         for _ in range(TRIES):
-            result, *_ = yield format_call(step["tool"], arguments, tool_format)
+            result, *_ = yield format_call(step["tool"], arguments, tool_format, tools)
             if not momentary(result):
                 break
         observed, expected = result.observation.strip(), step.get("expect")
@@ -129,7 +131,7 @@ def play(task: Task, flaws: Flaws, rng: random.Random, tool_format: str) -> Scri
         yield answer(answer_of(task, values[-1]) if values else task.answer)
 
 
-def _plan(task: Task, tool_format: str) -> list[dict]:
+def _plan(task: Task, tool_format: str, tools: Tools) -> list[dict]:
     """The task's plan, every call of which can be written; an empty one answers at once."""
     plan = task.meta.get("plan")
     if not isinstance(plan, list | tuple):
@@ -137,7 +139,7 @@ def _plan(task: Task, tool_format: str) -> list[dict]:
     for number, step in enumerate(plan):
         try:
             for arguments in (step["arguments"], *step.get("wrong", ())):
-                format_call("" + step["tool"], fill(arguments, [""] * number), tool_format)
+                format_call("" + step["tool"], fill(arguments, [""] * number), tool_format, tools)
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             raise PlanError(
                 f"{task.prompt!r}: step {number + 1} of the plan cannot be played: {step!r:.200} "
@@ -201,14 +203,16 @@ def _wrong(expression: str, rng: random.Random) -> str:
     return expression.replace(present, rng.choice([op for op in operations if op != present]))
 
 
-def _slip(task: Task, name: str, arguments: dict, rng: random.Random, tool_format: str) -> str:
+def _slip(task: Task, name: str, arguments: dict, rng: random.Random, tool_format: str, tools: Tools) -> str:
     """A call gone wrong: a tool that does not exist, where the format can name one, or no proper end."""
     if rng.random() < 0.5 and tool_format != "search_r1":
         wrong_name = {"search": "lookup", "calculator": "compute"}.get(name, f"my_{name}")
         while wrong_name in task.tools:
             wrong_name = f"my_{wrong_name}"
-        return format_call(wrong_name, arguments, tool_format)
+        own = (tool["function"] for tool in tools if tool["function"]["name"] == name)
+        renamed = [{"type": "function", "function": each | {"name": wrong_name}} for each in own]
+        return format_call(wrong_name, arguments, tool_format, renamed)
     ends = {"qwen3_coder": "</function>", "search_r1": "</search>", "glm": "</tool_call>", "lfm2": ")"}
     end = ends.get(tool_format, "}")
-    before, _, after = format_call(name, arguments, tool_format).rpartition(end)
+    before, _, after = format_call(name, arguments, tool_format, tools).rpartition(end)
     return before + after

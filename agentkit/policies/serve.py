@@ -69,7 +69,7 @@ def serve_command(
         "tensor-parallel-size": tensor_parallel,
     }
     environment = {"VLLM_NO_USAGE_STATS": "1"} | (CPU_SERVER if cpu else {}) | os.environ | DEVELOPERS
-    switches = ["--enforce-eager", "--no-enable-chunked-prefill"] if cpu else []
+    switches = ["--language-model-only", *(["--enforce-eager", "--no-enable-chunked-prefill"] if cpu else [])]
     if max_length:
         options["max-model-len"] = min(max_length, longest)
     if max_lora_rank:

@@ -134,6 +134,7 @@ class VllmPolicy(ThreadedPolicy):
                 model=str(folder),
                 load_format="auto" if self._lora else "dummy",  # sync brings all weights
                 skip_tokenizer_init=True,
+                language_model_only=True,  # no processor of images is asked for, and no tower loaded
                 dtype=str(model.dtype).removeprefix("torch."),
                 max_model_len=max_length,
                 gpu_memory_utilization=memory_share,

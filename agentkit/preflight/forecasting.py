@@ -9,6 +9,7 @@ import resource
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from statistics import fmean
 
 from agentkit.preflight.report import Item
@@ -45,8 +46,8 @@ def forecast(
     phases |= {over: done[over]} if over in done else {}
     training, total = sum(phases[p] for p in cost.PHASES[1:4]), sum(phases.values())
     low, high = (total - training * (1 - 1 / longer)) * (1 - WITHIN), total * (1 + WITHIN)
-    dearest = max(prices.providers, key=prices.providers.get)
-    money = f"{prices.currency}{total / 3600 * prices.providers[dearest]:,.2f} at {dearest}; "
+    dearest, rent = max(prices.providers.items(), key=itemgetter(1), default=("", 0.0))
+    money = f"{prices.currency}{total / 3600 * rent:,.2f} at {dearest}; " if dearest else ""
     rented = f"{cost.hours(total / 3600)} GPU-hours, {money}" if (device or known.device) == "GPU" else ""
     source = "scaled from params/prices.yaml" if update_seconds is None else "measured"
     grown = f"; {longer:.1f} times as much, for trajectories as long as the expert's" if longer > 1.05 else ""

@@ -12,6 +12,7 @@ from typing import Any
 from agentkit.records import Task, Trajectory
 from agentkit.rewards.calls import plan_efficiency, subgoals
 from agentkit.rewards.scoring import Component, Reward
+from agentkit.tools.runtime import example
 from agentkit.trajectories import results_of, verifier_kind
 from agentkit.verifiers.grids import drawn_in, is_grid, pixel_equality
 from agentkit.verifiers.judge import judge
@@ -71,7 +72,7 @@ def of_environments(environments: Iterable[Callable[[], object]]) -> Reward:
     The rollout has asked them: here it is read off the trajectory. It does not apply to trajectories of
     another environment. ``environments`` make one each.
     """
-    kinds = [type(environment()) for environment in environments]
+    kinds = [type(example(environment)) for environment in environments]
     names = [kind.__name__ for kind in kinds if hasattr(kind, "get_reward")]
     return {name: (_own_reward(name), 1.0) for name in names}
 

@@ -33,6 +33,7 @@ from agentkit.rollouts.template_probe import (
     behind,
     end_of_turn,
     end_of_turn_ids,
+    on_one_day,
     template_of,
     turn_with,
 )
@@ -88,7 +89,7 @@ def opens_thought(tokenizer: Any, ids: Sequence[int]) -> bool:
 
 def _is_control(token: Any) -> bool:
     """Whether an added token steers the chat; runs of spaces and plain words, added as vocabulary, do not."""
-    content = token.content.strip()
+    content = token.content.replace("▁", " ").strip()  # as SentencePiece spells spaces
     return bool(content) and (token.special or not content.isalnum())
 
 
@@ -255,7 +256,12 @@ class ChatCodec:
 
     def _render(self, messages: list[dict], **options: Any) -> str:
         return self.tokenizer.apply_chat_template(
-            messages, tools=self._shown, tokenize=False, chat_template=self.template.text, **options
+            messages,
+            tools=self._shown,
+            tokenize=False,
+            chat_template=self.template.text,
+            strftime_now=on_one_day,
+            **options,
         )
 
     def _encode(self, text: str) -> list[int]:

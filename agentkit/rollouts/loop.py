@@ -38,6 +38,7 @@ from agentkit.tools.runtime import (
     ToolSpec,
     call_method,
     check_call,
+    example,
     in_thread,
     malformed,
     reset,
@@ -138,11 +139,11 @@ def _families(
     for family in {task.family: None for task in tasks}:
         make = environment[family] if isinstance(environment, Mapping) else environment
         try:
-            example = make()
+            made = example(make)
         except Exception:  # tried once more, as in a trajectory
-            example = make()
-        system_prompt = getattr(example, "system_prompt", chat[0])
-        families[family] = ChatCodec(tokenizer, system_prompt, tool_schemas(example), chat[1]), make
+            made = example(make)
+        system_prompt = getattr(made, "system_prompt", chat[0])
+        families[family] = ChatCodec(tokenizer, system_prompt, tool_schemas(made), chat[1]), make
     return families
 
 
@@ -218,6 +219,7 @@ class _Rollout:
             return await self._trajectory()
         finally:
             self.policy.end(self.number)
+            self.environment = None  # while others go on, it holds files and memory
 
     async def _trajectory(self) -> Trajectory:
         """Reset, turns, verdict."""
@@ -306,6 +308,7 @@ class _Rollout:
                 self.temperature,
                 results,
                 self.codec.format,
+                tools=self.codec.tools,
             )
             said, ended, closings = await self._sampled(request)
             span = self.completion.extended(said)

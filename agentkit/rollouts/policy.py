@@ -2,6 +2,7 @@
 
 import hashlib
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,8 @@ class Request:
     """One turn to be sampled.
 
     ``seed`` fixes every random number of this turn, whatever else is in the batch. A model reads the tool
-    replies to the previous turn and how to write calls from ``ids``; a script reads them from ``results`` and
-    ``tool_format``.
+    replies to the previous turn and how to write calls from ``ids``; a script reads them from ``results``,
+    ``tool_format`` and ``tools``.
     """
 
     task: Task
@@ -29,6 +30,7 @@ class Request:
     results: tuple[ToolResult, ...] = ()
     tool_format: str = "hermes"
     begun: int = 0  # trailing ids that belong to this turn already, where it is sampled in pieces
+    tools: Sequence[Mapping[str, Any]] = ()  # JSON schemas
 
 
 @dataclass(frozen=True, slots=True)

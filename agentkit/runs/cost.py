@@ -17,6 +17,7 @@ import pandas as pd
 
 from agentkit.records import RecipeError, RunError
 from agentkit.runs import Run, numbered_rows, project_root
+from agentkit.runs.files import located
 from agentkit.runs.recipe import Recipe, find_file, read_yaml
 from agentkit.runs.schemas import fault
 
@@ -62,7 +63,7 @@ class Prices:
 
 def read_prices(path: str | Path | None = None) -> Prices:
     """Read the prices; by default params/prices.yaml of the project. Raises RecipeError."""
-    path = project_root() / "params" / "prices.yaml" if path is None else Path(path)
+    path = project_root() / "params" / "prices.yaml" if path is None else located(path)
     values = read_yaml(path, flat=False)
     if why := fault("prices", values):
         raise RecipeError(f"{path} is no price file ({why}). Write it like params/prices.yaml.")

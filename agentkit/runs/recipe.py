@@ -327,6 +327,13 @@ class Recipe:
     hindsight_weight: float = _key(
         0.0, "weight in GRPO's loss of imitating what code rollouts did achieve; 0 is off", 0, 100
     )
+    hindsight_keep: float = _key(
+        1.0,
+        "share of a task's lessons that is imitated, those nearest to what was asked",
+        0.01,
+        1,
+        stages="35",
+    )
     hindsight_rounds: int = _key(
         10, "hindsight replay: rounds of sampling, relabelling and fine-tuning", 1, 1000, stages="5"
     )
@@ -840,7 +847,7 @@ def beside(recipe: Path, name: Any) -> Any:
     file = (recipe.parent / str(name)).resolve()
     if not name or not file.exists():
         source, mark, rows = str(name).partition(":")  # tasks: rows of a public data set
-        found = beside(recipe, rows) if mark and rows and source.isidentifier() else rows
+        found = beside(recipe, rows) if mark and rows and f"_{source}".isidentifier() else rows
         return name if found == rows else f"{source}:{found}"
     root = project_root()
     return str(file.relative_to(root) if file.is_relative_to(root) else file)

@@ -50,7 +50,7 @@ ALARMS = ("train", "alarms.jsonl")  # of a cell
 TRIES = 2  # of a cell that crashes
 WRITTEN = {  # what the notebooks leave in a run's folder, and others after them
     "02_baseline": ("baseline.json", "pass_rates.json", "sft", "eval"),
-    "03_grpo": ("preflight.*", "train", "adapter", "merged"),
+    "03_grpo": ("preflight.*", "train", "train-[0-9]*", "adapter", "merged"),
     "05_compare": ("grpo*.parquet", "comparison.json", "measures.json", "gains.json", "gaia.json", "tables",
                    "notes.jsonl", "sft_more*", "rft*", "hindsight*"),
 }  # fmt: skip
@@ -222,7 +222,7 @@ def _arm(name: str, base: Mapping[str, Any], changes: dict[str, Any]) -> Arm:
         if own := changes.keys() & {"run", "seed"}:
             raise RecipeError(f"an arm may not set {min(own)}: the sweep does, from seeds and --run")
         recipe = Recipe.from_mapping({**base, **changes})
-        known = ["sft", "grpo", *["base"] * recipe.measure_base, *recipe.control_names]
+        known = ["sft", "grpo", *["base"] * (recipe.measure_base and recipe.sft), *recipe.control_names]
         if policy not in known:
             raise RecipeError(f"its runs measure no policy {policy!r:.40}, only {', '.join(known)}")
     except (RecipeError, RunError) as error:
@@ -235,16 +235,18 @@ def plan(design: Design, folder: Path) -> list[Job]:
     """Every folder to make, in order: one seed of every arm first, what is shared before what needs it."""
     cells = [_cell(folder, arm, seed) for seed in design.seeds for arm in design.arms]
     chains = [_chain(job) for job in cells]
-    count, jobs, donors = Counter(name for chain in chains for name in chain), {}, {}
+    count, jobs, donors = Counter(), {}, {}
     for job, chain in zip(cells, chains, strict=True):
         if job.is_done():  # what an arm that was added later begins with
             donors = dict.fromkeys(chain, job.folder) | donors
+        if job.is_done() or not job.folder.exists():  # what has begun goes on by itself
+            count.update(chain)
     for job, chain in zip(cells, chains, strict=True):
         parent = None
         for last, name in enumerate(chain):
             parts = last == len(chain) - 1 or count[chain[last + 1]] < count[name]
-            if last < 2 or (count[name] > 1 and parts):
-                shared = folder / "shared" / name
+            shared = folder / "shared" / name
+            if last < 2 or shared.exists() or (count[name] > 1 and parts):
                 parent = parent if shared.exists() else donors.get(name, parent)
                 jobs.setdefault(shared, replace(job, folder=shared, last=last, parent=parent, arm="", seed=0))
                 parent = shared
@@ -520,7 +522,7 @@ def run_sweep(
     default/seed-2: ``stop`` those that are ended until the next call, ``skip`` those that are left out for as
     long as it names them. An empty ``stop`` ends the sweep after what is running.
     """
-    hopeless = _Hopeless(sweep, tell)
+    hopeless, path = _Hopeless(sweep, tell), located(path)
     stamp, jobs, running, tries, ended = None, [], {}, Counter(), ("failed", "stopped")
     with repeated(hopeless.look, LOOK_S):  # one slot is busy itself
         while True:
@@ -545,7 +547,7 @@ def run_sweep(
             for job in _startable(sweep, jobs)[: slots - len(running)]:
                 _mark(sweep, job, "running")
                 hopeless.begin(job)
-                is_copy = job.done_in(job.parent) > job.last  # which takes no slot
+                is_copy = not job.folder.exists() and job.done_in(job.parent) > job.last  # it takes no slot
                 way = in_this_process if is_copy else submit
                 running[way(job)] = job, time.monotonic()
             if not running:
@@ -575,11 +577,10 @@ class _Hopeless:
         """Look at the alarms of the cells that are being made."""
         for folder, (job, before) in list(self.cells.items()) if self.asked else ():
             fresh = [alarm for alarm in _critical(folder) if alarm not in before]
-            if fresh and job.arm and self.cells.pop(folder, None) and not left_out(job):
-                self.sweep.leave_out(stop=[job.arm])
-                self.tell(
-                    f"arm {job.arm}: stopped until the next call, as {folder.name} has the alarm {fresh[0]}"
-                )
+            if fresh and self.cells.pop(folder, None) and not left_out(job):
+                self.sweep.leave_out(stop=[job.arm or f"shared/{folder.name}"])
+                name = f"arm {job.arm}" if job.arm else "what arms share"
+                self.tell(f"{name}: stopped until the next call, as {folder.name} has the alarm {fresh[0]}")
 
 
 def _critical(folder: Path | None) -> list[str]:

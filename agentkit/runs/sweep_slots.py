@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -73,6 +74,7 @@ def _by_ray(
     try:
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
+        sys.modules.setdefault("rfc3987_syntax", None)  # 2 s for a grammar of what no message holds
         import ray
     except ImportError:
         raise RunError(

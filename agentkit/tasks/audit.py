@@ -21,6 +21,7 @@ from agentkit.records import Score, Task, Trajectory
 from agentkit.tasks.expert import solve, unsolved
 from agentkit.tools import Passages, search_passages
 from agentkit.tools.corpus import Corpus
+from agentkit.tools.runtime import example
 from agentkit.trajectories import plan_of, verifier_kind
 from agentkit.verifiers import looks_at_calls, normalize, verify
 
@@ -132,7 +133,7 @@ def _expert(task: Task, environments: Environments) -> Trajectory | None:
         raise ValueError(
             f"its verifier looks at trajectories, and no environment of family {task.family!r} is known"
         )
-    return solve(task, environments[task.family]())
+    return solve(task, example(environments[task.family]))
 
 
 def _timed(task: Task, answer: str, expert: Trajectory | None, seconds: list[float]) -> Score:
@@ -155,7 +156,9 @@ def _cases(task: Task, other: str | None) -> Iterator[tuple[str, str, bool]]:
     aliases = task.verifier.get("aliases")
     aliases = [aliases] if isinstance(aliases, str) else _texts(task.verifier, "aliases")
     right = {normalize(answer) for answer in (task.answer, *aliases)}
-    gold = str(task.meta.get("right_answer", task.answer))
+    is_pattern = verifier_kind(task) == "regex" and "pattern" not in task.verifier
+    is_pattern &= bool(re.search(r"[^\w\s]", task.answer))  # and not what it takes
+    gold = str(task.meta.get("right_answer", "" if is_pattern else task.answer))
     if gold.strip():
         if verifier_kind(task) == "code":
             wrong = _wrong_program(task)

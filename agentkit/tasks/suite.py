@@ -29,6 +29,7 @@ from agentkit.tasks.relabel import relabel_code
 from agentkit.tasks.splits import assign_splits, entity_combinations, stratum
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.environments import CodeEnvironment, CorpusEnvironment
+from agentkit.tools.runtime import example
 from agentkit.trajectories import results_of
 from agentkit.verifiers import KINDS, verify
 
@@ -256,10 +257,13 @@ def _drafted(draft: Draft | None, corpus: Corpus, rng: random.Random, name: str)
 
 def _solved(task: Task, family: Family) -> int:
     """Calls with which the expert reaches the gold answer. Raises PlanError where it does not."""
-    solution = solve(task, family.environment())
+    solution = solve(task, example(family.environment))
     try:
         score = verify(task, solution)
-    except ValueError as error:  # the task's author names a verifier that is not there, or a wrong option
+    except (
+        TypeError,
+        ValueError,
+    ) as error:  # the task's author names a verifier that is not there, or a wrong option
         raise SuiteError(f"{task.prompt!r}: {error}") from None
     if score.value is None:
         raise PlanError(f"no verdict: {score.why}")

@@ -159,7 +159,7 @@ async def run_call(
         return malformed(problem, call)
     method = tools[call.name]
     spec = getattr(method, "tool_spec", ToolSpec())
-    arguments, key = _cacheable(method, spec, environment, call.arguments)
+    arguments, key = _cacheable(method, spec, environment, copy.deepcopy(call.arguments))
     ask = functools.partial(_ask, method, spec, arguments, spec.timeout_s or timeout_s)
     if key is None or cache is None:
         observation, ok = await ask()
@@ -247,6 +247,16 @@ def free_workers() -> None:
     """
     with contextlib.suppress(OSError, AttributeError):  # another library
         ctypes.CDLL("libgomp.so.1", os.RTLD_NOLOAD).omp_pause_resource_all(2)  # 2 is hard, in OpenMP 5.0
+
+
+def example(factory: Callable[[], T]) -> T:
+    """An environment, made in a thread where a loop runs, as in a notebook: its ``__init__`` may run one."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return factory()
+    with ThreadPoolExecutor(1, thread_name_prefix="environment") as thread:
+        return thread.submit(factory).result()
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -9,8 +9,10 @@ part by its ``relabel``. Leaves out how a trajectory is relabelled (tasks.relabe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,9 +33,11 @@ AT_ONCE = 4  # programs relabelled
 
 
 def lessons(
-    tasks: Sequence[Task], trajectories: Sequence[Trajectory], families: Mapping[str, Family]
+    tasks: Sequence[Task], trajectories: Sequence[Trajectory], families: Mapping[str, Family], keep: float = 1
 ) -> list[Task]:
-    """The relabelled tasks of a round: the shortest answer for each outcome, from worst to best."""
+    """The relabelled tasks of a round: the shortest answer for each outcome, from worst to best; of each task
+    the share ``keep`` that is nearest to what was asked.
+    """
     by_id = {task.id: task for task in tasks}
     longest_first = sorted(trajectories, key=lambda t: len(t.answer or ""), reverse=True)
     # of programs that the verifier saw draw the same, one is tried
@@ -46,14 +50,20 @@ def lessons(
 
     with ThreadPoolExecutor(AT_ONCE) as threads:
         found = list(threads.map(relabelled, different.values()))
-    shortest: dict[str, Task] = {}
+    shortest: dict[str, dict[str, Task]] = {}
     for asked, solved in found:
         if solved is None:
             continue
-        key = f"{asked.id} {solved.meta['outcome']}"
-        if key not in shortest or len(solved.answer) < len(shortest[key].answer):
-            shortest[key] = solved
-    return sorted(shortest.values(), key=lambda task: task.meta["closeness"])
+        own, outcome = shortest.setdefault(asked.id, {}), solved.meta["outcome"]
+        if outcome not in own or len(solved.answer) < len(own[outcome].answer):
+            own[outcome] = solved
+    ranked = (_ranked(own.values()) for own in shortest.values())
+    return _ranked(chain.from_iterable(own[-math.ceil(keep * len(own)) :] for own in ranked))
+
+
+def _ranked(tasks: Iterable[Task]) -> list[Task]:
+    """From worst to best."""
+    return sorted(tasks, key=lambda task: task.meta["closeness"])
 
 
 def hindsight(
@@ -94,7 +104,8 @@ def hindsight(
         row["success"] = sum(t.success or 0.0 for t in sampled) / len(sampled)
         row["whole"] = model.dtype != torch.float32  # round-<n> holds all rounds so far
         if len(solved) < len(tasks):
-            transcripts = demonstrate(lab, lessons(tasks, sampled, lab.families), tokenizer)
+            near = lessons(tasks, sampled, lab.families, recipe.hindsight_keep)
+            transcripts = demonstrate(lab, near, tokenizer)
             if transcripts:
                 out = run.file("hindsight", f"round-{number}")
                 model, losses = fine_tune(model, tokenizer, transcripts, recipe, out, **settings)
@@ -124,7 +135,9 @@ def lesson_batch(
     ``lesson_ids``, ``lesson_mask`` and ``lesson_scored`` (B, T), 1 on what the expert wrote: the transcripts
     at evenly spaced rows, padded on the right; ``lesson_tokens`` (), the number scored.
     """
-    transcripts = demonstrate(lab, lessons(tasks, trajectories, lab.families), tokenizer)
+    transcripts = demonstrate(
+        lab, lessons(tasks, trajectories, lab.families, lab.recipe.hindsight_keep), tokenizer
+    )
     width = max((len(t.prompt_ids) + len(t.completion_ids) for t in transcripts), default=1)
     ids, mask, scored = (torch.zeros(len(trajectories), width, dtype=torch.int64) for _ in range(3))
     for i, t in enumerate(transcripts):

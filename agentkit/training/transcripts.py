@@ -17,13 +17,21 @@ from typing import TYPE_CHECKING, Any
 
 from agentkit.exchange.conversation import SYSTEM, checked_messages, content_of, turns_of
 from agentkit.records import RunError, StopReason, Task, Trajectory, Turn
-from agentkit.rollouts.call_formats import CHANNEL, THINK, THOUGHT, format_call, parse_stored, with_thought
+from agentkit.rollouts.call_formats import (
+    CHANNEL,
+    THINK,
+    THOUGHT,
+    format_call,
+    parse_stored,
+    parse_turn,
+    with_thought,
+)
 from agentkit.rollouts.chat import ChatCodec, turn_after
 from agentkit.rollouts.mask import Completion
 from agentkit.rollouts.template_probe import end_of_turn
 from agentkit.runs import read_rows
 from agentkit.tools.environments import SYSTEM_PROMPT
-from agentkit.tools.runtime import tool_schemas, tools_of
+from agentkit.tools.runtime import example, tool_schemas, tools_of
 
 if TYPE_CHECKING:
     from agentkit.lab import Lab
@@ -37,7 +45,7 @@ def read_transcripts(path: Path, tokenizer: Any, lab: Lab, tasks: Iterable[Task]
     these tasks; RunError names a bad row.
     """
     families = sorted({task.family for task in tasks})
-    toolsets = {tuple(tools_of(lab.environments[family]())) for family in families}
+    toolsets = {tuple(tools_of(example(lab.environments[family]))) for family in families}
     usual = families[0] if len(toolsets) == 1 else ""
     transcripts = []
     for number, row in enumerate(read_rows(path), start=1):
@@ -46,7 +54,8 @@ def read_transcripts(path: Path, tokenizer: Any, lab: Lab, tasks: Iterable[Task]
             raise RunError(f"{place} has no list of messages: give rows such as {{'messages': [..]}}")
         if not isinstance(row.get("family"), str | None):
             raise RunError(f"{place}: its family is {row['family']!a:.60}; it must be text")
-        codec = _codec(row | {"family": row.get("family") or usual}, tokenizer, lab, place)
+        row |= {"messages": checked_messages(row["messages"], place), "family": row.get("family") or usual}
+        codec = _codec(row, tokenizer, lab, place)
         transcripts.append(_encoded(row, place, codec))
     return transcripts
 
@@ -55,15 +64,14 @@ def _codec(row: Mapping[str, Any], tokenizer: Any, lab: Lab, place: str) -> Chat
     """The chat format with the row's own tools and system prompt, else with its family's."""
     if not row["family"]:
         raise RunError(f"{place} names no family, and those of the tasks have different tools: name one")
-    environment = lab.environments[row["family"]]()
+    environment = example(lab.environments[row["family"]])
     tools = row.get("tools") or tool_schemas(environment)
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise RunError(f"{place}: tools must be a list of JSON schemas")
     tools = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
     if not all(isinstance(t["function"], dict) and isinstance(t["function"].get("name"), str) for t in tools):
         raise RunError(f"{place}: a tool has no name")
-    messages = checked_messages(row["messages"], place)
-    said = [content_of(m, Counter()) for m in messages if m["role"] in ("system", "developer")]
+    said = [content_of(m, Counter()) for m in row["messages"] if m["role"] in ("system", "developer")]
     system = "\n\n".join(said) if said else getattr(environment, "system_prompt", SYSTEM_PROMPT)
     return ChatCodec(tokenizer, system, tools, lab.options()["tool_format"])
 
@@ -138,7 +146,7 @@ def _in_format(turn: Turn, codec: ChatCodec, place: str) -> str:
         raise RunError(f"{place}: a thought that an assistant's message does not begin with would be lost")
     asked = [(call.name, call.arguments) for call in parsed.calls]
     told = [pair for r in turn.results if (pair := (r.name, r.arguments)) in asked]
-    if len(turn.results) < len(asked) or told != sorted(told, key=asked.index):
+    if len(turn.results) != len(asked) or told != sorted(told, key=asked.index):
         raise RunError(f"{place}: the {len(asked)} calls of a turn need a reply each, in their order")
     if codec.format == "search_r1" and len(asked) > 1:
         raise RunError(f"{place}: {len(asked)} calls in one turn; in search_r1's form give each its own turn")
@@ -149,6 +157,8 @@ def _in_format(turn: Turn, codec: ChatCodec, place: str) -> str:
     text = "\n".join([parsed.text, *calls] if parsed.text else calls)
     if not text:
         raise RunError(f"{place}: an assistant's message has neither text nor tool_calls")
+    if [(c.name, c.arguments) for c in parse_turn(text, codec.format, codec.tools).calls] != asked:
+        raise RunError(f"{place}: in {codec.format}'s form no text stands before a call: leave it out")
     if codec.format == "search_r1" and not turn.results and "<answer>" not in text:
         text = f"<answer> {text} </answer>"
     return with_thought(thought[1].strip(), text, codec.format) if thought else text

@@ -186,4 +186,6 @@ def verify(task: Task, answer: str | Trajectory | None) -> Score:
     options = dict(task.verifier)
     kind = options.pop("kind", None)
     options.setdefault("question", task.prompt)
+    if wrong := {"answer", "gold", "trajectory"} & options.keys():
+        raise ValueError(f"no option of a verifier may be called {min(wrong)!r}, which it is given anyway")
     return check(kind, answer, task.answer, trajectory=trajectory, **options)

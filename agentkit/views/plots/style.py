@@ -3,6 +3,7 @@
 Leaves out the page around a figure (evaluation/style.css).
 """
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import plotly.graph_objects as go
 import plotly.io
 
 from agentkit.evaluation.html import Markup, safe
+
+sys.modules.setdefault("rfc3987_syntax", None)  # a figure loads nbformat, which would make a grammar for 2 s
 
 # Ink has a contrast of at least 4:1 and colours of 3:1, on white and on JupyterLab's dark page.
 INK, GRID = "#757c88", "rgba(128,128,128,0.22)"
