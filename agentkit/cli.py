@@ -345,14 +345,16 @@ def preflight_command(
     from agentkit.training.launch import Work
 
     values, folder = _recipe(recipe, changes), load_run(run) if run else None
-    lab = Lab.open(values)
-    suite = lab.load(folder) if folder else lab.without_long_prompts(lab.suite())
-    lab = lab.planned(suite)
-    lab = dataclasses.replace(lab, recipe=Work(lab, folder).recipe)  # placed as notebook 03 places it
-    if lab.recipe.shard or lab.recipe.tensor_parallel > 1:
+    if values.shard or values.tensor_parallel > 1:
         raise RecipeError(
             "this loads one card, and the recipe's model takes several: notebook 03 examines it"
         )
+    lab = Lab.open(values)
+    suite = lab.load(folder) if folder else lab.without_long_prompts(lab.suite())
+    lab = lab.planned(suite)
+    with contextlib.suppress(RecipeError):  # as notebook 03 places it, where this machine has the cards
+        given = lab.recipe.given | {"processes", "topology"}
+        lab = dataclasses.replace(lab, recipe=dataclasses.replace(Work(lab, folder).recipe, given=given))
     cold_start = [folder.file("sft")] if folder and values.sft and folder.file("sft").exists() else []
     if values.sft and not cold_start:
         make = f"agentkit run {recipe} --run {run or 'outputs/a'} --to 02"

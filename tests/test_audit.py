@@ -231,6 +231,8 @@ def test_digits_that_are_no_numerals_can_be_perturbed():
 def test_a_pattern_need_not_take_itself():
     legs = Task("x", "How many legs has a dog?", "(?i)(four|4)", "regex")
     assert failures(legs) == set()
+    (row,) = [row for row in audit([legs]) if row["check"] == "gold"]
+    assert row["tasks"] == 0 and "no right answer was tried, as meta['right_answer'] of x" in row["why"]
     assert failures(Task("x", "How many legs has a dog?", ".*", "regex")) >= {
         ("prompt echo", "x"),
         ("refusal", "x"),

@@ -1,6 +1,7 @@
 """Drawing by code: its tasks, what passes and what must not, relabelling, and training until solved."""
 
 import dataclasses
+import json
 import re
 import warnings
 
@@ -352,6 +353,16 @@ def test_every_method_spends_its_budget_and_is_read_the_second_time(start, tmp_p
         solve_all(
             dataclasses.replace(lab, recipe=dataclasses.replace(lab.recipe, learning_rate=0.5)), start, run
         )
+    near = dataclasses.replace(lab, recipe=dataclasses.replace(lab.recipe, hindsight_keep=0.25))
+    for name in ("grpo", "her"):  # as written before there was such a key
+        done = run.file("lines", name, "seed-5", "done.json")
+        done.write_text(
+            json.dumps({k: v for k, v in json.loads(done.read_text()).items() if k != "hindsight_keep"})
+        )
+    assert solve_all(lab, start, run) == found
+    assert solve(near, start, LINES, "grpo", Run(run.file("lines", "grpo", "seed-5"))) == found[0][3]
+    with pytest.raises(RunError, match="made with another hindsight_keep"):
+        solve(near, start, LINES, "her", Run(run.file("lines", "her", "seed-5")))
     with pytest.raises(RecipeError, match="methods names 'sft'"):
         solve(lab, start, LINES, "sft", run)
     own = Run(run.file("lines", "grpo", "seed-5"))

@@ -833,5 +833,6 @@ def test_a_question_that_two_tasks_share_says_not_which_is_meant(tmp_path):
     (path := tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
     tasks = [Task("a", "q", "5", "numeric"), Task("b", "q", "6", "numeric")]
     assert [t.success for t in from_trl(path, tasks=tasks[:1]).trajectories] == [1.0]
-    with pytest.raises(DataError, match="is not among the tasks given"):
+    assert from_trl(path, tasks=tasks[:1] * 2).trajectories[0].task_id == "a", "a task given twice is one"
+    with pytest.raises(DataError, match="or its question is that of several"):
         from_trl(path, tasks=tasks)

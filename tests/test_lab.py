@@ -370,6 +370,17 @@ def test_a_call_in_openais_older_form_is_one(tokenizer, tmp_path):
     assert first.completion_ids == second.completion_ids and first.turns[0].results[0].name == call["name"]
 
 
+def test_a_query_is_trimmed_in_search_r1s_form_and_a_null_call_is_none(tokenizer, tmp_path):
+    from agentkit.training.transcripts import read_transcripts
+
+    asks = CALL | {"function": {"name": "search", "arguments": '{"query": " x "}'}}
+    null = {"function_call": {"name": None, "arguments": None}}  # as a table of structs may hold it
+    row = said({"content": None, "tool_calls": [asks]}, REPLY, {"content": "Answer: 1"} | null)
+    write_jsonl(path := tmp_path / "a.jsonl", [row])
+    (read,) = read_transcripts(path, tokenizer, Lab.open({"tool_format": "search_r1"}), given(1))
+    assert len(read.turns) == 2
+
+
 def test_text_before_a_call_that_the_models_form_cannot_hold_is_refused(tokenizer, tmp_path):
     from agentkit.training.transcripts import read_transcripts
 

@@ -256,4 +256,5 @@ def test_a_tokenizer_beside_mistrals_own_file_keeps_its_chat_template(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "tekken.json").write_text("{}")
     (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
-    assert load_tokenizer(str(tmp_path)).chat_template == tokenizer.chat_template
+    found = load_tokenizer(str(tmp_path))
+    assert found.chat_template == tokenizer.chat_template and found.init_kwargs["fix_mistral_regex"]

@@ -282,6 +282,14 @@ def test_a_training_that_has_begun_is_not_made_again_for_an_arm_that_is_added(tm
     assert after.keys() - before.keys() == {out / "rft" / "seed-1"}
     cells = [after[out / arm / "seed-1"] for arm in ("default", "rft")]
     assert [job.parent.name for job in cells] == [before[cells[0].folder].parent.name] * 2
+    arms["more"] = {"controls": "sft_more", "policy": "sft_more"}
+    design = read_design(write(tmp_path, arms=arms, seeds=[1]))
+    (shared,) = [job for job in plan(design, out) if not job.arm and job.last == 3]
+    after = {job.folder: job for job in plan(design, out)}
+    assert after[cells[0].folder].parent == cells[0].parent, "which waits for none"
+    assert {after[out / arm / "seed-1"].parent for arm in ("rft", "more")} == {shared.folder}
+    del arms["more"]
+    design = read_design(write(tmp_path, arms=arms, seeds=[1]))
     shutil.rmtree(cells[0].folder)  # and had none begun, they would share it
     (shared,) = begun = [job for job in plan(design, out) if not job.arm and job.last == 3]
     made(replace(shared, last=1))

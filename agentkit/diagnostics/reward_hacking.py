@@ -3,8 +3,9 @@
 The verifier compares an answer with the gold answer. The auditor looks at other things: a program runs on
 inputs the verifier never tried, beside the reference solution; any other answer must be the gold answer as a
 whole and must stand in something a tool returned. Sentences, and numbers that may be worked out, it leaves
-undecided. It is too strict to train on and costs time, so it sees a sample. Where the two drift apart the
-policy is gaming the verifier. Leaves out the alarm (rules).
+undecided, and what may be known where nobody says that a task takes a tool. It is too strict to train on and
+costs time, so it sees a sample. Where the two drift apart the policy is gaming the verifier. Leaves out the
+alarm (rules).
 """
 
 import math

@@ -136,8 +136,8 @@ def read_conversations(rows: Iterable[Row], policy: str, tasks: Iterable[Task], 
         DataError: a row is broken, its record does not fit its messages, or its task is not among ``tasks``.
     """
     given = list(tasks)
-    asked = Counter(task.prompt.strip() for task in given)
     by_id = {task.id: task for task in given}
+    asked = Counter(task.prompt.strip() for task in by_id.values())
     by_prompt = {task.prompt.strip(): task for task in given if asked[task.prompt.strip()] == 1}
     trajectories: list[Trajectory] = []
     made: dict[str, Task] = {}
@@ -148,7 +148,8 @@ def read_conversations(rows: Iterable[Row], policy: str, tasks: Iterable[Task], 
             if task is None:
                 identity = trajectory.task_id[:60]
                 raise DataError(
-                    f"{row.where}: its task {identity!r} is not among the tasks given. Pass its suite."
+                    f"{row.where}: its task {identity!r} is not among the tasks given, or its question is "
+                    "that of several. Pass its suite, or give its task_id."
                 )
             failed = trajectory.stop_reason in (StopReason.ERROR, StopReason.TIME_LIMIT)  # not by the policy
             verdict = Score(None, "it failed") if failed else verify(task, trajectory)
@@ -347,7 +348,7 @@ def checked_messages(messages: Any, where: str) -> list[dict[str, Any]]:
 def _with_tool_calls(message: dict[str, Any]) -> dict[str, Any]:
     """A message whose call stands under OpenAI's older ``function_call`` as one with ``tool_calls``."""
     older = message.get("function_call")
-    is_older = isinstance(older, dict) and not message.get("tool_calls")
+    is_older = isinstance(older, dict) and older.get("name") and not message.get("tool_calls")
     return message | {"tool_calls": [{"type": "function", "function": older}]} if is_older else message
 
 

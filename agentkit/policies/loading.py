@@ -32,6 +32,7 @@ from agentkit.runs.files import model_path
 from agentkit.runs.recipe import Recipe
 from agentkit.runs.run import ADAPTER
 
+_MISTRALS = ("mistral", "mistral3", "ministral", "pixtral", "voxtral")  # some split text wrongly unless told
 FOLD = (  # what to do with a LoRA adapter that is named as a model
     "a model is wanted: fold it in first, in float32, as half precision may round it away: PeftModel."
     "from_pretrained(base, adapter).merge_and_unload().save_pretrained(folder), with the tokenizer beside it"
@@ -91,7 +92,10 @@ def merged(model: str, folders: Iterable[str | Path], dtype: torch.dtype) -> Any
 
 def load_tokenizer(model: str, chat: tuple[str, Mapping[str, Any]] = ("", {})) -> Any:
     """A model's tokenizer alone, with the recipe's chat template. Raises as ``load_agent``."""
-    tokenizer = pretrained(AutoTokenizer, model, mistral_format=False)  # which has no chat template
+    options = {"mistral_format": False}  # whose tokenizer has no chat template
+    if pretrained(AutoConfig, model).model_type in _MISTRALS:
+        options["fix_mistral_regex"] = True
+    tokenizer = pretrained(AutoTokenizer, model, **options)
     with_template(tokenizer, *chat)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

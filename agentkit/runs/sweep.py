@@ -246,7 +246,8 @@ def plan(design: Design, folder: Path) -> list[Job]:
         for last, name in enumerate(chain):
             parts = last == len(chain) - 1 or count[chain[last + 1]] < count[name]
             shared = folder / "shared" / name
-            if last < 2 or shared.exists() or (count[name] > 1 and parts):
+            is_new = job.is_done() or not job.folder.exists()
+            if last < 2 or shared.exists() or (is_new and count[name] > 1 and parts):
                 parent = parent if shared.exists() else donors.get(name, parent)
                 jobs.setdefault(shared, replace(job, folder=shared, last=last, parent=parent, arm="", seed=0))
                 parent = shared

@@ -43,7 +43,8 @@ def audit(tasks: Sequence[Task], environments: Environments = MappingProxyType({
     longest passage the tools show on the way must score 0, and the first two are scored twice. Tasks without
     a gold answer are left out where it is needed. Where a verifier looks at the trajectory, the answers are
     put into that of the scripted expert, who works in the family's environment; for a task without a plan
-    into one without calls, and then nothing is asked that must score 1.
+    into one without calls, and then nothing is asked that must score 1; nor of a pattern without
+    ``right_answer``, which a row says.
 
     Returns:
         One row for every check and verifier that all tasks passed (``check``, ``verifier``, ``passed``,
@@ -64,6 +65,9 @@ def audit(tasks: Sequence[Task], environments: Environments = MappingProxyType({
         passed = {"check": CHECKS[check], "verifier": kind, "passed": True, "tasks": len(rows)}
         table += [row for row in rows if not row["passed"]] or [passed]
     table += _fallen_together(tasks)
+    if untried := [task.id for task in tasks if _is_pattern(task) and "right_answer" not in task.meta]:
+        why = f"no right answer was tried, as meta['right_answer'] of {untried[0]} would say"
+        table.append({"check": "gold", "verifier": "regex", "passed": True, "tasks": 0, "why": why})
     return table + [
         {"check": "timing", "verifier": kind, "passed": True, "tasks": len(spent)}
         | {"ms": 1000 * fmean(spent), "slowest_ms": 1000 * max(spent)}
@@ -156,9 +160,7 @@ def _cases(task: Task, other: str | None) -> Iterator[tuple[str, str, bool]]:
     aliases = task.verifier.get("aliases")
     aliases = [aliases] if isinstance(aliases, str) else _texts(task.verifier, "aliases")
     right = {normalize(answer) for answer in (task.answer, *aliases)}
-    is_pattern = verifier_kind(task) == "regex" and "pattern" not in task.verifier
-    is_pattern &= bool(re.search(r"[^\w\s]", task.answer))  # and not what it takes
-    gold = str(task.meta.get("right_answer", "" if is_pattern else task.answer))
+    gold = str(task.meta.get("right_answer", "" if _is_pattern(task) else task.answer))
     if gold.strip():
         if verifier_kind(task) == "code":
             wrong = _wrong_program(task)
@@ -176,6 +178,12 @@ def _cases(task: Task, other: str | None) -> Iterator[tuple[str, str, bool]]:
     yield "refusal", REFUSAL, False
     if (passage := longest_passage(task)) is not None:
         yield "longest passage", passage, False
+
+
+def _is_pattern(task: Task) -> bool:
+    """Whether the gold answer is a pattern, and no answer that the verifier must take."""
+    own = verifier_kind(task) == "regex" and "pattern" not in task.verifier
+    return own and bool(re.search(r"[^\w\s]", task.answer))
 
 
 def perturb(answer: str) -> str:

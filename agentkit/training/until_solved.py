@@ -29,6 +29,7 @@ from agentkit.runs import (
     write_json,
     write_trajectories,
 )
+from agentkit.runs.recipe import Recipe
 from agentkit.tasks.families.drawing import target
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.hindsight import hindsight
@@ -38,7 +39,6 @@ from agentkit.verifiers.grids import as_rows, drawn_in, right_pixels
 
 if TYPE_CHECKING:
     from agentkit.lab import Lab
-    from agentkit.runs import Recipe
 
 _FREE = (
     "run",
@@ -117,7 +117,10 @@ def begin(lab: Lab, shown: Sequence[Task], run: Run) -> tuple[Path | None, list[
 
 
 def _check_keys(run: Run, file: Path, made: dict[str, Any]) -> None:
-    if file.exists() and (other := sorted(k for k, v in made.items() if read_json(file).get(k) != v)):
+    found = (
+        Recipe().everything() | read_json(file) if file.exists() else made
+    )  # newer keys had their defaults
+    if other := sorted(k for k, v in made.items() if found.get(k) != v):
         raise RunError(
             f"{run.path} was made with another {', '.join(other)[:200]}. Name another folder with run."
         )
@@ -134,7 +137,9 @@ def solve(lab: Lab, start: Path | None, task: Task, method: str, run: Run) -> li
     """
     _check(method)
     file, done = run.file("rounds.jsonl"), run.file("done.json")
-    made = {k: v for k, v in lab.recipe.everything().items() if k not in _FREE}
+    unread = "hindsight_" if method == "grpo" else "run"  # keys that this method does not depend on
+    own = lab.recipe.everything().items()
+    made = {k: v for k, v in own if k not in _FREE and not k.startswith(unread)}
     made |= {"task": task.id, "prompt": task.prompt}
     _check_keys(run, done, made)
     if not done.exists():

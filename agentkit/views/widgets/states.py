@@ -22,7 +22,7 @@ from agentkit.records import EngineError, Image, Picture, Table, Task, Trajector
 from agentkit.tasks import shipped_families
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.execution import in_thread
-from agentkit.tools.runtime import run_blocking
+from agentkit.tools.runtime import example, run_blocking
 from agentkit.views.widgets.base import TEXT_LIMIT, clip
 
 MAX_ROWS, MAX_COLUMNS, MAX_CELL = 60, 12, 200  # of a table; characters of one cell
@@ -73,7 +73,7 @@ class States:
 def _render_of(make: Callable[[], object] | None) -> Callable[[Task, Trajectory, int], Any] | None:
     """An environment's ``render`` where it is a class method: any other is a tool of that name."""
     with contextlib.suppress(Exception):  # one that cannot be made here shows no states
-        render = getattr(type(make()), "render", None) if make else None
+        render = getattr(type(example(make)), "render", None) if make else None
         return render if inspect.ismethod(render) else None
 
 
