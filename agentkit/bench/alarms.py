@@ -1,19 +1,18 @@
 """How often each alarm is right, and how late: precision, recall and delay on simulated runs.
 
-No threshold was set on the runs that are used by default. Leaves out real trainings (tests/planted.py).
+No threshold was set on the runs that are used by default. Its rows as JSON are diagnostics/measured.json,
+which notebook 04 shows. Leaves out real trainings (tests/planted.py).
 """
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from agentkit.bench.synthetic import CONSEQUENCES, Simulated, simulate
 from agentkit.diagnostics.measures import observe
-from agentkit.diagnostics.rules import MEASURED, RULES, Alarm
+from agentkit.diagnostics.rules import RULES, Alarm
 from agentkit.diagnostics.watch import scan
-from agentkit.runs import write_json
 
 RUNS, HEALTHY = 20, 60  # simulated runs of each fault, and without any
 HELD_BACK = 1_000_000  # the first seed that no threshold was set on
@@ -73,8 +72,3 @@ def table(judged: Iterable[tuple[Simulated, Sequence[Alarm]]]) -> pd.DataFrame:
     counts["delay"] = [np.median(values) if values else np.nan for values in delays.values()]
     counts["longest"] = [max(values, default=np.nan) for values in delays.values()]
     return counts.reset_index()
-
-
-def save_measured(measurement: pd.DataFrame) -> Path:
-    """Keep a measurement for notebook 04 (diagnostics.read_measured)."""
-    return write_json(MEASURED, measurement.to_dict("records"))

@@ -203,10 +203,6 @@ class Fault:
     plant: Callable[[Random, Line], Line]
 
 
-def _flipped(rng: Random, line: Line) -> Line:
-    return replace(line, sense=">=")
-
-
 def _digit_more(rng: Random, line: Line) -> Line:
     more = 10 * rng.randint(1, 5)
     return replace(line, typed=line.meant + more, amount=more)
@@ -224,18 +220,10 @@ def _outdated(rng: Random, line: Line) -> Line:
     return Line("old", line.terms, typed, ">=" if above else "<=")
 
 
-def _equal(rng: Random, line: Line) -> Line:
-    return replace(line, sense="=")
-
-
 def _minus_lost(rng: Random, line: Line) -> Line:
     (_, one), (_, other), *_ = rng.sample(line.terms, len(line.terms))
     difference = rng.randint(11, 49)
     return Line("need", ((1, one), (-1, other)), -difference, typed=difference)
-
-
-def _other_unit(rng: Random, line: Line) -> Line:
-    return replace(line, typed=100 * line.meant)
 
 
 def _odd(rng: Random, line: Line) -> Line:
@@ -244,13 +232,13 @@ def _odd(rng: Random, line: Line) -> Line:
 
 
 FAULTS = {
-    "A": Fault("the sense is turned round", "cap", _flipped),
+    "A": Fault("the sense is turned round", "cap", lambda rng, line: replace(line, sense=">=")),
     "B": Fault("a digit too many before the number", "need", _digit_more),
     "C": Fault("the first digit is missing", "cap", _digit_less),
     "D": Fault("a line that should have been removed", "", _outdated),
-    "E": Fault("an equation in place of a limit", "cap", _equal),
+    "E": Fault("an equation in place of a limit", "cap", lambda rng, line: replace(line, sense="=")),
     "F": Fault("a minus is lost", "", _minus_lost),
-    "G": Fault("a number in another unit", "need", _other_unit),
+    "G": Fault("a number in another unit", "need", lambda rng, line: replace(line, typed=100 * line.meant)),
     "H": Fault("whole numbers that cannot add up", "", _odd),
     "I": Fault("two faults at once", "", _outdated),  # of the kinds in PAIRED
 }
