@@ -260,10 +260,7 @@ def _solved(task: Task, family: Family) -> int:
     solution = solve(task, example(family.environment))
     try:
         score = verify(task, solution)
-    except (
-        TypeError,
-        ValueError,
-    ) as error:  # the task's author names a verifier that is not there, or a wrong option
+    except (TypeError, ValueError) as error:  # a verifier that is not there, or a wrong option of it
         raise SuiteError(f"{task.prompt!r}: {error}") from None
     if score.value is None:
         raise PlanError(f"no verdict: {score.why}")

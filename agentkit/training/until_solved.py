@@ -117,9 +117,8 @@ def begin(lab: Lab, shown: Sequence[Task], run: Run) -> tuple[Path | None, list[
 
 
 def _check_keys(run: Run, file: Path, made: dict[str, Any]) -> None:
-    found = (
-        Recipe().everything() | read_json(file) if file.exists() else made
-    )  # newer keys had their defaults
+    newer = Recipe().everything()  # keys that the file lacks had their defaults
+    found = newer | read_json(file) if file.exists() else made
     if other := sorted(k for k, v in made.items() if found.get(k) != v):
         raise RunError(
             f"{run.path} was made with another {', '.join(other)[:200]}. Name another folder with run."
