@@ -159,6 +159,7 @@ class Dialogue:
             tools=self.codec._shown,
             tokenize=False,
             chat_template=self.codec.template.text,
+            strftime_now=lambda form: "26 Jul 2024",  # the codec's day, on whatever day this runs
             **options,
         )
 
