@@ -143,7 +143,7 @@ class Lab:
     @cached_property
     def reward(self) -> Reward:
         """The recipe's preset, the lab file's components, and the rewards of its own environments."""
-        asked = of_environments(self.families[name].environment for name in sorted(self.own_families))
+        asked = of_environments({f: self.families[f].environment for f in sorted(self.own_families)})
         return from_recipe(self.recipe, {**self.own_rewards, **asked})
 
     def suite(self) -> Suite:
@@ -179,6 +179,13 @@ class Lab:
     def _asked(self) -> list[str]:
         return family_names(self.recipe.families, self.families)
 
+    def _with_tools(self, task: Task) -> Task:
+        """The task; where it does not say its tools, and its family has not the usual ones, with that's."""
+        if task.tools != Task.__dataclass_fields__["tools"].default:
+            return task
+        held = tuple(tools_of(example(self.families[task.family].environment)))
+        return task if set(task.tools) <= set(held) else replace(task, tools=held)
+
     def adopt(self, suite: Suite) -> Suite:
         """Tasks from elsewhere as a suite of this lab: content ids, known families, three splits.
 
@@ -190,7 +197,7 @@ class Lab:
                 f"the tasks are of family {unknown[0]!r}, which is not known; there are "
                 f"{', '.join(sorted(self.families))}. Define it in the lab file (agentkit new)"
             )
-        tasks = [with_content_id(task) for task in suite]
+        tasks = [with_content_id(self._with_tools(task)) for task in suite]
         first: dict[str, str] = {}
         for task, given in zip(tasks, suite, strict=True):
             if task.id in first:
@@ -390,7 +397,11 @@ class Lab:
 
     def rewarded(self, run: Run, name: str, tasks: Sequence[Task]) -> list[Trajectory]:
         """The measured trajectories of a policy with this lab's reward, which are stored in their place."""
-        scored = self.score(tasks, run.trajectories(name))
+        held = run.trajectories(name)  # perhaps with components of another reward
+        own = [
+            replace(t, components={n: v for n, v in t.components.items() if n in self.reward}) for t in held
+        ]
+        scored = self.score(tasks, own)
         write_trajectories(run.file("eval", f"{name}.parquet"), scored)
         return scored
 

@@ -87,6 +87,17 @@ def test_metrics_are_those_of_the_whole_optimiser_step(level, batch, tokenizer, 
     assert ours._metrics["train"]["clip_ratio/region_mean"][0] > 0
 
 
+def test_the_entropy_is_that_of_what_is_scored_where_groups_are_dead(batch, tokenizer, tmp_path):  # noqa: F811
+    """Dead rows cost nothing and share a part with live ones: they have no weight in the mean."""
+    peer, ours = (make(kind, tokenizer, tmp_path, beta=0.0) for kind in (StockTrainer, SharingTrainer))
+    ours.token_budget = 30
+    live = torch.arange(len(batch["advantages"])) % 4 != 0
+    alive = {name: x[live] if x.ndim else x for name, x in batch.items()}
+    update(ours, batch | {"advantages": batch["advantages"] * live}), update(peer, alive)
+    (found,), (expected,) = (trainer._metrics["train"]["entropy"] for trainer in (ours, peer))
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
 def test_means_over_tokens_are_those_of_the_whole_optimiser_step(batch, tokenizer, tmp_path):  # noqa: F811
     """bnpo divides by the tokens of a micro-batch, and so depends on it in TRL: here that is the step."""
     peer, ours = (

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -332,6 +333,27 @@ def test_what_was_asked_of_an_earlier_training_does_not_stop_the_next(tmp_path):
     control.write_text("stop\n")
     os.utime(control, (1e9, 1e9))
     assert train(trainer)["ended"] == "steps" and not control.exists()
+
+
+def test_an_error_in_a_validation_keeps_the_step_that_was_trained(tmp_path):
+    """Its weights have moved and its state is whole: only its row and its validation are missing."""
+    changes = {"save_every": 0, "val_every": 2}
+    trainer, validate = make_trainer(tmp_path / "run", **changes), AgentGRPOTrainer.validate
+    trainer.validate = lambda: validate(trainer) if trainer.state.global_step < 4 else 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        train(trainer)
+    assert newest(tmp_path / "run") == ["checkpoint-4"]
+    again = make_trainer(tmp_path / "run", **changes)
+    assert again.resume_from is not None and train(again)["steps"] == 6
+
+
+def test_a_validation_without_a_verdict_is_left_out_and_said(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path / "run")
+    unscored = [SimpleNamespace(success=None, why="the judge is down")]
+    monkeypatch.setattr("agentkit.training.validation.spread", lambda *rest: unscored)
+    with pytest.warns(UserWarning, match="validation is left out.*the judge is down"):
+        trainer.validate()
+    assert "val_success" not in trainer._measured and trainer.best[0] <= 0
 
 
 # ---- signals and kills

@@ -254,7 +254,8 @@ def turns_of(
             dropped[SYSTEM] += 1
     if not turns:
         raise DataError(f"{where} has no assistant message, so there is no trajectory in it. Remove the row.")
-    return "\n\n".join(prompt), turns, not (open_calls or turns[-1].results)
+    replies = [result for result in turns[-1].results if result.name != "user"]
+    return "\n\n".join(prompt), turns, not (open_calls or replies)
 
 
 def _reply(message: Mapping[str, Any], content: str, open_calls: dict[str, tuple[str, dict]]) -> ToolResult:

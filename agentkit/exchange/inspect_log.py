@@ -273,7 +273,8 @@ def _submitted(sample: Mapping[str, Any], messages: Sequence[Mapping[str, Any]])
     if sample.get("error") or sample.get("limit") or not isinstance(said, str):
         return {}
     asked = [asked_of(call, "", Counter())[1] for call in last.get("tool_calls") or []]
-    given = (value for arguments in asked for value in arguments.values() if isinstance(value, str))
+    values = (value for arguments in asked for value in arguments.values())
+    given = [str(value) for value in values if isinstance(value, str | int | float)]
     answer = next((value for value in given if value.strip() and said.strip().endswith(value.strip())), None)
     if answer is None:
         return {}

@@ -99,6 +99,7 @@ def read_log(
     ]
     if not any(name in held for name in sources["step"]):
         _count(path, rows, sources)
+    sources["step"] = [name for name in sources["step"] if name in held][:1]  # W&B's own counts other rows
     steps = _steps(path, rows, sources)
     if not any(step.number > 0 for step in steps):
         raise DataError(

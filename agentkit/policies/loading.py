@@ -78,7 +78,18 @@ def load_agent(
         loaded = merged(model, folders, dtype)
     if keeps:
         loaded = with_adapter(loaded, Path(adapter))
-    return loaded.to(device), tokenizer
+    return without_dropout(loaded.to(device)), tokenizer
+
+
+def without_dropout(model: Any) -> Any:
+    """The model, which computes in training what it computes in sampling: Granite's attention drops 10 %."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, float) and (
+                name.endswith(("dropout", "pdrop")) or isinstance(module, torch.nn.Dropout)
+            ):
+                setattr(module, name, 0.0)
+    return model
 
 
 def merged(model: str, folders: Iterable[str | Path], dtype: torch.dtype) -> Any:

@@ -49,6 +49,8 @@ class ScriptedPolicy(Policy):
         name: recorded in trajectories.
     """
 
+    in_flight = 128  # environments that are made at once
+
     def __init__(self, tokenizer: Any, flaws: Flaws | Iterable[Flaws] = (), name: str = "scripted"):
         self.tokenizer = tokenizer
         self.name = name

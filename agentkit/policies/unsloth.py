@@ -99,6 +99,9 @@ def adapted(model: Any, tokenizer: Any, recipe: Recipe) -> tuple[Any, Any]:
             "load_in_4bit: Unsloth has loaded 16-bit weights instead; install bitsandbytes, or leave it out"
         )
     engine = vars(loaded).pop("vllm_engine", None)  # under that name TRL's trainer would sample with it
+    from agentkit.policies.loading import without_dropout
+
+    loaded = without_dropout(loaded)
     loaded.name_or_path = loaded.config._name_or_path = model.name_or_path  # not the folder, which is gone
     peft = FastLanguageModel.get_peft_model(
         loaded,

@@ -18,7 +18,7 @@ from agentkit.policies.process_group import on_main_process, spread, world
 from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.preflight import causes, checks, reward_checks, task_checks
 from agentkit.preflight.forecasting import forecast, longer_by_expert, whole
-from agentkit.preflight.probe import probe
+from agentkit.preflight.probe import Probed, probe
 from agentkit.preflight.report import Item, Preflight
 from agentkit.preflight.task_checks import evenly
 from agentkit.records import RecipeError, Task, Trajectory
@@ -161,7 +161,12 @@ def report(
     tried = {by_id[t.task_id].family for t in right}  # a family without plans has no gold
     untried = [t for t in scorings[0] if by_id[t.task_id].family not in tried]
     probed_on = _some([(by_id[t.task_id], t) for t in (*right, *untried)])
-    probed = {name: probe(component, probed_on, tasks) for name, (component, _) in reward.items()}
+    probed = {
+        name: Probed((), (), ("what the environment saw",))
+        if getattr(component, "is_read", False)
+        else probe(component, probed_on, tasks)
+        for name, (component, _) in reward.items()
+    }
     own = reward.keys()  # what an environment gives itself cannot be varied
     played = [(by_id[t.task_id], t) for t in unscored if t.success == 1.0 and not own & t.components.keys()]
     being_right = reward_checks.being_right(reward, _some(played))
@@ -217,6 +222,7 @@ def look(lab: Lab, run: Run, tell: Callable[[dict[str, Any]], None]) -> dict[str
         shown = lab.rollout(tasks[:FIRST], policy, group_size=recipe.group_size)
         on_main_process(lambda: write_trajectories(run.file(SHOWN), shown))
         if recipe.preflight == "off":
+            on_main_process(lambda: run.remove("preflight.json"))  # of another agent or reward
             return {}
         test = suite.split("test")
         report, rollouts = examine(lab, policy, tasks, model=agent, test=test, run=run, progress=True)

@@ -119,7 +119,8 @@ def _penalties(golden: Sequence[Trajectory], reward: Reward, right: Mapping[str,
         name: weight * float(np.mean(_scored(golden, name) or 0.0)) for name, (_, weight) in reward.items()
     }
     earned = max(right.get("earns", 0.0), sum(mean for mean in means.values() if mean > 0), EQUAL)
-    fixed = [name for name in means if name not in right.get("moved", ())]
+    read = {name for name, (component, _) in reward.items() if getattr(component, "is_read", False)}
+    fixed = [name for name in means if name not in {*right.get("moved", ()), *read}]
     return {name: means[name] for name in fixed if -means[name] > SLACK * earned}
 
 

@@ -5,7 +5,8 @@ Leaves out those that compare calls with the task's plan (calls.py) and repairs 
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
 from statistics import fmean
 from typing import Any
 
@@ -66,23 +67,28 @@ def judged(**options: Any) -> Component:
     return verdict
 
 
-def of_environments(environments: Iterable[Callable[[], object]]) -> Reward:
+def of_environments(environments: Mapping[str, Callable[[], object]]) -> Reward:
     """What environments with ``get_reward`` give, with weight 1 under their class names, as in TRL.
 
-    The rollout has asked them: here it is read off the trajectory. It does not apply to trajectories of
-    another environment. ``environments`` make one each.
+    The rollout has asked them: here it is read off the trajectory. It does not apply to tasks of a family
+    with another environment. ``environments`` make one each, by family.
     """
-    kinds = [type(example(environment)) for environment in environments]
-    names = [kind.__name__ for kind in kinds if hasattr(kind, "get_reward")]
-    return {name: (_own_reward(name), 1.0) for name in names}
+    kinds: dict[str, set[str]] = defaultdict(set)
+    for family, environment in environments.items():
+        if hasattr(kind := type(example(environment)), "get_reward"):
+            kinds[kind.__name__].add(family)
+    return {name: (_own_reward(name, families), 1.0) for name, families in kinds.items()}
 
 
-def _own_reward(name: str) -> Component:
+def _own_reward(name: str, families: Collection[str]) -> Component:
     def given(task: Task, trajectory: Trajectory) -> float | None:
+        if task.family not in families:
+            return None
         if name in trajectory.components and trajectory.components[name] is None:
             raise ValueError(f"get_reward of {name} raised or gave no finite number")
         return trajectory.components.get(name)
 
+    given.is_read = True  # off the trajectory: no other trajectory would tell what it gives
     return given
 
 

@@ -201,7 +201,9 @@ class Recipe:
     sft_tasks: int = _key(0, "training tasks that are demonstrated; 0 is all", 0, 1_000_000, stages="2")
     sft_transcripts: int = _key(2, "demonstrations for each training task", 1, 64, stages="2")
     sft_epochs: int = _key(1, "passes over the demonstrations", 1, 50, stages="2")
-    sft_learning_rate: float = _key(1e-4, "peak learning rate of the cold start", 0, 1, stages="2")
+    sft_learning_rate: float = _key(
+        1e-4, "peak learning rate of the cold start, after 10 steps", 0, 1, stages="2"
+    )
     sft_batch: int = _key(16, "demonstrations in one optimiser step", 1, 1024, stages="2")
     sft_micro_batch: int = _key(
         8, "demonstrations in one forward and backward pass, at most", 1, 1024, stages="2"
@@ -688,6 +690,10 @@ def _reward(recipe: Recipe) -> Rules:
             recipe.advantage == "gdpo" and recipe.reward_combine == "product",
             "advantage: gdpo normalises each component by itself and adds them up, so that reward_combine: "
             "product would do nothing: use sum, or advantage: group",
+        ),
+        (
+            recipe.reward_noise and (recipe.advantage == "gdpo" or recipe.reward_combine == "product"),
+            "reward_noise is added to the reward: use reward_combine: sum, and an advantage other than gdpo",
         ),
         (
             recipe.transcripts and not recipe.sft,

@@ -8,6 +8,7 @@ import ast
 import dataclasses
 import hashlib
 import json
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from statistics import fmean
@@ -71,7 +72,7 @@ def _asked(task: Task, values: list[Any], close: float) -> Task | None:
         or len(call) + len(repr(value)) <= MAX_VALUE
         and str(value) == str(value).strip() != ""
     ]
-    if not shown:
+    if not shown or re.search(r"\{\d+\}", task.answer + shown[0][0]):  # in a plan that is an earlier result
         return None
     prompt = f"Write {entry}. " + " ".join(f"Example: {call} is {value!r}." for call, value in shown[:SHOWN])
     outcome = json.dumps(values)

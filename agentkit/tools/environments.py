@@ -4,11 +4,12 @@
 and ours run in stock TRL. Leaves out how tools are declared and called (runtime).
 """
 
+from functools import cache
 from typing import Any
 
 from agentkit.sandbox import AT_ONCE
 from agentkit.tools.calculator import calculate
-from agentkit.tools.corpus import Corpus
+from agentkit.tools.corpus import Corpus, corpus_path
 from agentkit.tools.database import query_database
 from agentkit.tools.files import Workspace
 from agentkit.tools.python import run_program, with_last_shown
@@ -56,11 +57,14 @@ class CalculatorEnvironment(_Calculates):
     system_prompt = 'Solve the problem, compute with calculator, and end with a line "Answer: ...".'
 
 
+_shared = cache(Corpus.open)  # by a process's environments: each connection holds an open file
+
+
 class SearchEnvironment(Stateless):
     """Search over the embedded corpus, or another backend."""
 
     def __init__(self, corpus: Corpus | None = None, top_k: int = 3, *, backend: Backend | None = None):
-        self._corpus = corpus or Corpus.open()
+        self._corpus = corpus or _shared(corpus_path())
         self._backend = backend or self._corpus
         self._top_k = top_k
 

@@ -24,6 +24,7 @@ from agentkit.rollouts import rollout
 from agentkit.runs import Run, append_jsonl
 from agentkit.tasks.family import Family
 from agentkit.training.sft import fine_tune, token_count
+from agentkit.trajectories import verifier_kind
 from agentkit.verifiers.grids import drawn_in
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def lessons(
     by_id = {task.id: task for task in tasks}
     longest_first = sorted(trajectories, key=lambda t: len(t.answer or ""), reverse=True)
     # of programs that the verifier saw draw the same, one is tried
-    different = {(t.task_id, str(drawn_in(t.why) or t.answer)): t for t in longest_first}
+    different = {(t.task_id, str(drawn_in(t.why) or _done(by_id[t.task_id], t))): t for t in longest_first}
 
     def relabelled(trajectory: Trajectory) -> tuple[Task, Task | None]:
         asked = by_id[trajectory.task_id]
@@ -54,16 +55,21 @@ def lessons(
     for asked, solved in found:
         if solved is None:
             continue
-        own, outcome = shortest.setdefault(asked.id, {}), solved.meta["outcome"]
+        own, outcome = shortest.setdefault(asked.id, {}), solved.meta.get("outcome", solved.prompt)
         if outcome not in own or len(solved.answer) < len(own[outcome].answer):
             own[outcome] = solved
     ranked = (_ranked(own.values()) for own in shortest.values())
     return _ranked(chain.from_iterable(own[-math.ceil(keep * len(own)) :] for own in ranked))
 
 
+def _done(task: Task, trajectory: Trajectory) -> Any:
+    """What tells a trajectory from others: its program, or all that it did."""
+    return trajectory.answer if verifier_kind(task) == "code" else trajectory.completion_ids
+
+
 def _ranked(tasks: Iterable[Task]) -> list[Task]:
     """From worst to best."""
-    return sorted(tasks, key=lambda task: task.meta["closeness"])
+    return sorted(tasks, key=lambda task: task.meta.get("closeness", 0.0))
 
 
 def hindsight(

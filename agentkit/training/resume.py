@@ -37,6 +37,7 @@ from agentkit.training import checkpoints
 from agentkit.training.adapters import replacing, write_adapter
 from agentkit.training.ahead import Lead
 from agentkit.training.checkpoints import CheckpointError, cut_back, set_aside
+from agentkit.training.guards import Guards
 from agentkit.training.processes import TrainingStopped, lock, random_states, set_random_states, unlock
 
 if TYPE_CHECKING:
@@ -57,14 +58,24 @@ _PARTS = ("micro_batch", "micro_batch_tokens")  # may too, where no rollouts are
 
 def made_with(lab: Lab, model: Any, tasks: list[Task], world: int) -> dict:
     """What a training must share with a checkpoint to go on from it, as JSON."""
-    keys = [name for name in Recipe.keys_of(STAGE) if name not in _FREE]
-    return {name: getattr(lab.recipe, name) for name in keys} | {
-        "tasks of this suite": _hash(f"{t.id}\0{t.prompt}\0{t.answer}" for t in tasks),
-        "weights of the agent": _hash(_sketch(model)),
-        "reward": {name: weight for name, (_, weight) in lab.reward.items()},
-        "lab file": lab.digest,
-        "processes": world,
-    }
+    keys, template = [n for n in Recipe.keys_of(STAGE) if n not in _FREE], Path(lab.recipe.chat[0] or ".")
+    return (
+        {name: getattr(lab.recipe, name) for name in keys}
+        | {
+            "tasks of this suite": _hash(f"{t.id}\0{t.prompt}\0{t.answer}" for t in tasks),
+            "weights of the agent": _hash(_sketch(model)),
+            "reward": {name: weight for name, (_, weight) in lab.reward.items()},
+            "lab file": lab.digest,
+            "processes": world,
+        }
+        | ({"chat template": _hash([template.read_text(encoding="utf-8")])} if template.is_file() else {})
+    )
+
+
+def _ended(finished: Path) -> str:
+    with suppress(RunError, KeyError, TypeError):
+        return str(read_json(finished)["ended"])
+    return "steps"
 
 
 def _hash(texts: Iterable[str]) -> str:
@@ -105,12 +116,17 @@ class Resumable:
 
     def _look_back(self) -> None:
         """A training that came to its end starts anew, but where its stage was cut off after that."""
-        with suppress(FileNotFoundError):  # it measured the adapter as it was
-            self.run.file("gaia.json").rename(self.run.file("train", "gaia.json"))
+        for name in ("gaia.json", "comparison.json", "gains.json", "measures.json"):
+            with suppress(FileNotFoundError):  # it measured the adapter as it was
+                self.run.file(name).rename(self.run.file("train", name))
+                self.run.remove(name)
         finished = self.run.file("train", FINISHED)
         cut_off = self.run.manifest["stages"].get(STAGE, {}).get("interrupted", False)
-        if self.recipe.resume != "never" and (cut_off or not finished.exists()):
+        ended = "" if cut_off or not finished.exists() else _ended(finished)
+        if self.recipe.resume != "never" and ended in ("", "patience"):
             self.resume_from = self._checkpoint()
+        if ended and self.resume_from and not self._has_patience_again(self.resume_from):
+            self.resume_from = None
         if self.resume_from:
             if not finished.exists():
                 self._tell(f"going on from {self.resume_from}")
@@ -119,6 +135,12 @@ class Resumable:
             self.run.metric_rows(checkpoints.step_of(self.resume_from))  # says where rows are lost
         else:
             set_aside(self.run.file("train"))
+
+    def _has_patience_again(self, checkpoint: Path) -> bool:
+        """Whether a training that ended for lack of patience may go on, as the recipe has more by now."""
+        guards = Guards(self.recipe)
+        guards.restore(read_json(checkpoint / "state.json")["guards"])
+        return guards.watch.ended is None
 
     def _checkpoint(self) -> Path | None:
         """The newest sound checkpoint; None where it was made with other parameters."""
@@ -290,9 +312,14 @@ class Resumable:
 
     def _leave(self, error: BaseException) -> None:
         """The checkpoint of the last finished step, if it is not there yet and this process can write it."""
-        if self._boundary is None or self._moving or self.accelerator.num_processes > 1:
+        if self._boundary is None or self.accelerator.num_processes > 1:
             return
         step, states, guards, lead = self._boundary
+        if self._moving and step < self.state.global_step < self.args.max_steps:  # in its validation
+            step, states, guards = self.state.global_step, random_states(), self.guards.state()
+            lead = self.lead
+        elif self._moving:
+            return
         path, why = self.run.file("train", "checkpoints", f"checkpoint-{step}"), type(error).__name__
         if not path.exists():
             set_random_states(states)
@@ -342,7 +369,10 @@ class _Marks(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         asked = self._trainer.asked_for()
+        ended = self._trainer.guards.watch.ended or state.global_step == state.max_steps  # validated already
         control.should_training_stop |= "stop" in asked
+        if "stop" in asked and state.global_step % self._trainer.recipe.val_every and not ended:
+            self._trainer.validate()  # the last step: what is kept is what it has learnt
         every = self._trainer.recipe.save_every
         due = control.should_training_stop or (every > 0 and state.global_step % every == 0)
         control.should_save |= bool(asked) or due

@@ -6,6 +6,7 @@ counts tokens is smaller by its tokens. ``select`` is the one loop that samples;
 function that rolls out. Leaves out advantages.
 """
 
+import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -43,7 +44,7 @@ def resample_correct(group: Group, keep: int) -> Group:
     others = keep - min(wanted, len(positives))
     unscored = [t for t in group.trajectories if t not in scored]
     first, rest = positives[:wanted] + negatives[:others], positives[wanted:] + negatives[others:] + unscored
-    chosen = (first + rest)[:keep]
+    chosen = sorted((first + rest)[:keep], key=lambda t: t.sample)  # every k-th is no better than the others
     return Group(group.task_id, tuple(replace(t, sample=i) for i, t in enumerate(chosen)))
 
 
@@ -97,7 +98,8 @@ def select(
         return groups
 
     groups = sample(tasks)
-    budget = int(recipe.extra_rollouts * len(tasks) * cost) if recipe.dead_groups == "replace" else 0
+    most = math.ceil(round(recipe.extra_rollouts * len(tasks), 6))  # a process may have one task
+    budget = most * cost if recipe.dead_groups == "replace" else 0
     chosen, replaced, extra = replace_dead(groups, fresh, sample, is_dead, budget, cost)
     dropped = [recipe.dead_groups == "drop" and is_dead(group) for group in chosen]
     out = left_out(chosen, dropped, recipe)

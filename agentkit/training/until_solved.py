@@ -29,7 +29,7 @@ from agentkit.runs import (
     write_json,
     write_trajectories,
 )
-from agentkit.runs.recipe import Recipe
+from agentkit.runs.recipe import Recipe, batch_rules, refuse
 from agentkit.tasks.families.drawing import target
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.hindsight import hindsight
@@ -165,7 +165,11 @@ def _agent(recipe: Recipe, start: Path | None) -> tuple[Any, Any]:
 def _grpo(lab: Lab, start: Path | None, task: Task, run: Run, rounds: _Rounds, weight: float = 0.0) -> None:
     changes = {"prompts_per_step": 1, "until_solved": True, "hindsight_weight": weight, "save_every": 0}
     changes["micro_batch"] = math.gcd(lab.recipe.micro_batch, lab.recipe.group_size)
+    changes["steps"] = (
+        lab.recipe.steps * lab.recipe.num_iterations * lab.recipe.minibatches
+    )  # on a batch each
     lab = replace(lab, recipe=replace(lab.recipe, **changes))
+    refuse(batch_rules(lab.recipe))
     agent, tokenizer = _agent(lab.recipe, start)
 
     def note(row: dict[str, Any]) -> None:

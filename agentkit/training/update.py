@@ -83,7 +83,8 @@ class Update:
                 done += loss.detach()
             loss = self._part_loss(model, inputs, last) + done
         by_sequence = self.importance_sampling_level == "sequence" and inputs["advantages"].ndim == 1
-        sizes = [(int(_loss_mask(inputs)[rows].sum()), len(rows)) for rows in parts]
+        masks = _loss_mask(inputs), self._loss_tokens(inputs)
+        sizes = [(int(masks[0][rows].sum()), len(rows), int(masks[1][rows].sum())) for rows in parts]
         self._join_metrics(before, sizes, by_sequence)
         return loss
 
@@ -97,20 +98,20 @@ class Update:
         finally:
             del self.accelerator.gather
 
-    def _join_metrics(self, before: dict[str, int], sizes: list[tuple[int, int]], by_sequence: bool) -> None:
+    def _join_metrics(self, before: dict[str, int], sizes: list[tuple[int, ...]], by_sequence: bool) -> None:
         """What TRL has measured of each part since ``before``, as one figure of the optimiser step.
 
-        TRL takes each over a part's tokens, or its rows where ratio and advantage are a sequence's; ``sizes``
-        has both.
+        TRL takes each over a part's tokens, or its rows where ratio and advantage are a sequence's, the
+        entropy over those scored; ``sizes`` has all three.
         """
-        world = np.array(gathered(sizes), dtype=float).reshape(-1, len(sizes), 2).sum(0)
+        world = np.array(gathered(sizes), dtype=float).reshape(-1, len(sizes), 3).sum(0)
         for name, values in self._metrics["train"].items():
             new = values[before.get(name, 0) :]
             if len(new) != len(sizes):
                 continue
             by_row = "clip_ratio" in name and by_sequence
             known = ~np.isnan(new)
-            weights = world[:, int(by_row)] * known
+            weights = world[:, 2 if name == "entropy" else int(by_row)] * known
             end = {"min": np.nanmin, "max": np.nanmax}.get(name.rpartition("_")[2])
             unsaid = "clip_ratio" in name or name == "entropy"  # of a part with nothing to score
             if not np.isfinite(np.asarray(new, float)[world[:, 0] > 0]).all() and not unsaid:

@@ -6,6 +6,7 @@ Leaves out the test, which training never sees (lab.measure), and stopping early
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -44,6 +45,12 @@ class Validated:
         self.wait_ahead()
         with self._synced():
             sampled = spread(roll, self.validation, samples, "validation")
+        if all(trajectory.success is None for trajectory in sampled):
+            why = next((t.why for t in sampled if t.why), "their time was up or the engine failed")
+            warnings.warn(
+                f"validation is left out: none of its samples has a verdict ({why[:200]})", stacklevel=2
+            )
+            return
         summary = summarize(sampled, self.validation)
         better = summary["success"] > self.best[0]
         if summary["success"] >= self.best[0]:  # of equals the last is kept

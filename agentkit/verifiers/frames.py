@@ -39,7 +39,7 @@ _RUN = re.compile(  # the mathematics at the end of a text
     | (?<![^\W\d_])d[a-z](?![^\W\d_])  # dx
     | (?<![^\W\d_])(?!of|is|it|no|or|so|if|to|do|en|un|ni)[a-z]{2}(?=\s?[-+=]\s)  # xy =
     | \([^()]{0,60}\)
-    | [\d\s.!=+*/^_()|<>≤≥≈≡∈±×÷·√\[\]\\→⇒⟹−–—-]
+    | [\d\s.!%=+*/^_()|<>≤≥≈≡∈±×÷·√\[\]\\→⇒⟹−–—-]
     )*+\Z""",
     re.VERBOSE,
 )
@@ -74,6 +74,12 @@ _NAME = re.compile(
 _VARIABLE = re.compile(
     r"(?<![A-Za-z\\])[A-Za-zΑ-ω](?:_\w+)?(?![A-Za-z])|\\(?:alpha|beta|gamma|theta|phi|lambda|omega)\b"
 )
+_DERIVATIVE = re.compile(
+    r"(?:\\[dt]?frac\s?)?(?:d|\\partial)\s?(?:[a-z]|[A-Z])\s?/?(?:d|\\partial)\s?([a-z])"
+)
+_FURTHER = re.compile(r"\b(?:second|third|fourth|higher|mixed)\b|\^\{?\d\}?\s*[a-zA-Z]?\s*[}/]")
+_OPERATOR = re.compile(r"[)}]|\s*(?:[+*/×·÷⋅=<>≤≥≈±&\\]|[-−–]\s)")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
 _OPERATION = re.compile(r"\\int(?![a-z]).*d[a-z]", re.DOTALL)  # an integral, carried out
 _CONTINUED = re.compile(r"\s*(?:=\s*[A-Za-z]\b|\\p?mod\s*\{?\s*\d+\s*\}?|\(\s*\\?mod\s*\d+\s*\))")
 _CONSTANT = re.compile(r"\s*\+\s*[Cc](?![A-Za-z])")  # of integration
@@ -219,6 +225,11 @@ def _is_side(side: str, question: str) -> bool:
 def names_answer(side: str, question: str) -> bool:
     """Whether the first side of an equation names what is asked, or is a formula for it in several names."""
     side = re.sub(r"[{}]", "", side).strip()
+    if re.fullmatch(r"\\?det", side):
+        return "determinant" in question
+    if derivative := _DERIVATIVE.fullmatch(side):
+        by = re.search(r"with respect to \$?([a-z])\b", question)
+        return not _FURTHER.search(question) and derivative[1] == (by[1] if by else derivative[1])
     if (_NAME.fullmatch(side) and _VARIABLE.search(side)) or (
         _OPERATION.fullmatch(side) and "\\int" not in question
     ):
@@ -271,8 +282,9 @@ def expression(text: str, question: str = "", *, gold: bool = False) -> str | Sc
     whole = masked(text)
     if gold and whole.boxes:
         return ", ".join(whole.boxes)
-    if gold and text.count("=") > 1 and not re.search(r"[^\W\d_]{2}", STYLE.sub(" ", text)):
-        return whole.shown(whole.text)  # a=2, b=-1
+    no_words = "\n" not in text and not re.search(r"[^\W\d_]{2}", _COMMAND.sub(" ", STYLE.sub(" ", text)))
+    if no_words and (gold or "matrix}" in text):
+        return whole.shown(whole.text).strip()  # a=2, b=-1
     *earlier, last = _without_remarks(whole, question) or [""]
     answer = _read(
         last, whole.formulas, question, alone=not earlier or _is_bare(last, earlier, whole), last=True
@@ -394,6 +406,12 @@ def _read(
     return None if unit is None else answer + unit
 
 
+def _is_operand(token: Token, text: str) -> bool:
+    """Whether a token is a side of what stands behind it: the a of a^2, and of 2a + b, no article."""
+    word, _, end = token
+    return text[end] in "^_+*/=(" or (len(word) == 1 and bool(_OPERATOR.match(text, end)))
+
+
 def _stated(
     sentence: str, formulas: list[str], question: str, *, alone: bool, last: bool = False
 ) -> str | None:
@@ -413,7 +431,7 @@ def _stated(
     letters = classes(tokens, formulas, question)
     begins = [count for count in range(len(tokens)) if _OPENING.fullmatch(letters[:count])]
     begins = [count for count in begins if count == 0 or tokens[count - 1][0] not in DASHES]
-    begins = [count for count in begins if count == 0 or text[tokens[count - 1][2]] not in "^_+*/=("]  # a^2
+    begins = [count for count in begins if count == 0 or not _is_operand(tokens[count - 1], text)]
     values = [count for count in begins if letters[count:].lstrip(",")[:1] in ("V", "F")]
     # "5 is the answer" is a frame as a whole: the last place where a value stands
     begin = max(values if values and _FRAME.fullmatch(letters) else begins, default=0)

@@ -130,7 +130,7 @@ def _stated(
     verifier: Verifier, answer: str, gold: str, question: str, options: Mapping[str, Any]
 ) -> Score | None:
     """The score of what a sentence states, where the verifier wants the answer alone; None if it is wrong."""
-    is_sentence = re.search(r"\s|[\\:<*#=%]|[^\x00-\x7f]", answer.strip())
+    is_sentence = re.search(r"\s|[\\:<*#=%`]|[^\x00-\x7f]", answer.strip())
     if not is_sentence or verifier not in _READINGS or options.get("rule", "words") != "words":
         return None
     may_state, readings = _READINGS[verifier]

@@ -129,8 +129,10 @@ def _goes_on(end: str, before: str, after: str) -> bool:
     unfinished = re.search(r"[^\W\d_]*\Z", before.rstrip("*_`#>$ :"))[0].casefold() in _unfinished()
     is_box = IS_BOX.match(following) and (unfinished or "\n" not in end.strip(" ")[1:])
     is_formula = IS_MASK.match(following) and unfinished
-    in_words = last.isalpha() and (following.islower() or bool(is_box or is_formula))
-    return not last or last in ":：,，、;" or in_words
+    ends_word = last.isalpha() and not re.search(r"[-+*/=^(\d−·]\s?[A-Za-z]\Z", before.rstrip("*_`#>$ "))
+    in_words = ends_word and (following.islower() or bool(is_box or is_formula))
+    displayed = IS_BOX.match(last) and after.lstrip()[:1].islower()  # a box on lines of its own
+    return not last or last in ":：,，、;" or in_words or bool(displayed)
 
 
 @lru_cache(maxsize=1)

@@ -105,6 +105,10 @@ _CONVERT = re.compile(  # all that is asked
     rf"(?:\A|[.?!:]\s+)(?:please )?convert (?:[^.?!]|\.(?=\d)){{1,60}} to {_UNIT_ASKED}[\s.?!]*\Z",
     re.IGNORECASE,
 )
+_ASKED_ABROAD = re.compile(
+    r"\b(?:wie ?viele?|combien (?:de |d['’])|cu[aá]nt[oa]s|quant[aei]s?|сколько)\s*([^\W\d_]{1,20})",
+    re.IGNORECASE,
+)
 _MONEY = re.compile(
     r"(?<![^\W\d_])(?:US |R)?[$€£¥]|\b(?:dollars?|USD|euros?|EUR|pounds?(?= sterling)|GBP|yen|JPY)\b"
 )
@@ -129,7 +133,7 @@ _FOREIGN = {  # units in other languages, by Pint's name
     "day": "tag tage tagen jour jours día días dia dias giorni giorno день дня дней",
     "year": "jahr jahre jahren ans années année año años ano anos anni anno год года лет",
     "km": "км 公里 千米 kilometer kilómetros quilômetros chilometri километров",
-    "m": "м metros mètres metri метров",
+    "m": "м metros mètres metri метров 米",
     "cm": "см zentimeter centímetros 厘米",
     "kg": "кг 公斤 千克 kilogramm kilogrammes kilogramos quilogramas",
     "g": "г gramm grammes gramos gramas граммов",
@@ -286,6 +290,8 @@ def unit_name(text: str) -> str:
 
 def _translated(unit: str) -> str:
     """An answer's unit in English; a question's stays, for ore is no hour."""
+    if power := {"平方": "^2", "立方": "^3"}.get(unit[:2]):
+        return _FOREIGN.get(unit[2:], unit[2:]) + power
     return _FOREIGN.get(unit.casefold(), unit)
 
 
@@ -327,6 +333,8 @@ def asked_unit(question: str) -> str:
             return unit if sign == "£" and is_unit(unit) else sign  # a pound is a weight too
         if (len(unit) > 1 or unit in "mgshlLNJWVAKC") and unit not in _NO_UNIT and is_unit(unit):
             return unit
+    if (abroad := _ASKED_ABROAD.search(question)) and is_unit(_translated(abroad[1])):
+        return _translated(abroad[1])
     # a dollar that opens mathematics stands before no number, or one closes it
     money = re.sub(r"(?<!\\)\$[^$\n]*?(?<!\s)\$(?!\d)", " ", question)
     signs = {_currency(name.strip().removeprefix("US ")) for name in _MONEY.findall(money)}

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -42,6 +42,7 @@ _HARNESS = Path(__file__).with_name("isolated").joinpath("harness.py").read_text
 _FENCE = re.compile(r"(?P<before>(?:[^`~]|(?!```|~~~).)*+)(?P<marks>`{3,}+|~{3,}+)[ \t]*(?P<tag>[^`]*)")
 _PYTHON = re.compile(r"[{.\s]*i?py(?:thon)?[\d.]*(?![\w+#-])", re.IGNORECASE)
 _LEADS_IN = re.compile(r"(?:.*[:：])?[ \t*+-]*+(?:\d+[.)])?[ \t*]*")  # words, or a list's mark
+_DECIMAL = re.compile(r"[-+]?\d{1,300}\.\d{1,300}")
 _ANSWER = re.compile(r"\A\s*(?:final )?answer[:：]\s*\n", re.IGNORECASE)
 MAX_ENDS = 8  # of one block, tried
 
@@ -217,12 +218,24 @@ def _case(test: Any, entry: str) -> tuple[dict, dict]:
 def _fits(report: dict, expected: dict) -> bool:
     if "stdout" in expected:
         printed = report.get("stdout")
-        return isinstance(printed, str) and _lines(printed) == _lines(expected["stdout"])
+        return isinstance(printed, str) and _same_print(printed, expected["stdout"])
     return "value" in report and _same(_plain(report["value"]), _plain(expected["value"]))
 
 
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().splitlines()]
+def _same_print(printed: str, expected: str) -> bool:
+    """Whether the lines have the same words, whatever the spaces; decimals as in ``_same``."""
+    lines, wanted = ([line.split() for line in text.rstrip().splitlines()] for text in (printed, expected))
+    if [len(line) for line in lines] != [len(line) for line in wanted]:
+        return False
+    pairs = zip(chain.from_iterable(lines), chain.from_iterable(wanted), strict=True)
+    return all(
+        one == other
+        or (
+            bool(_DECIMAL.fullmatch(one) and _DECIMAL.fullmatch(other))
+            and math.isclose(float(one), float(other), rel_tol=1e-9)
+        )
+        for one, other in pairs
+    )
 
 
 def _same(value: Any, gold: Any) -> bool:

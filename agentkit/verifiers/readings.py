@@ -24,7 +24,11 @@ _COUNTED = re.compile(  # no second number
     r"([^\d\s](?:\D|(?<=\^)\d|(?<=\^-)\d)*)"
 )
 _PERCENT = frozenset(("%", "percent", "per cent"))
-_ASKED_PERCENT = re.compile(r"\b(?:what|which)\s+(?:(?:is|was) the\s+)?per ?cent(?:age)?\b", re.IGNORECASE)
+_ASKED_PERCENT = re.compile(
+    r"\b(?:(?:what|which|how many)\s+(?:(?:is|was) the\s+)?|in\s+|as an?\s+)per ?cent(?:age)?\b"
+    r"(?!\s+points?)",
+    re.IGNORECASE,
+)
 _PASSAGE = re.compile(r"\s*\[\d+\]")  # a search result copied out
 _DIGITS = re.compile(r"\d[\d.,' {}\\!]*")
 _CAPITALS = re.compile(r"\b(?:[A-Z]{2,}|[A-Z]\.(?=[\sA-Z]))")  # the USA, W. A. Mozart
@@ -36,8 +40,18 @@ _ASKED_LETTER = re.compile(
 )
 _ASKS = r"\b(?i:find|what is|compute|calculate|determine) (?:the )?(?:\w+ ){0,3}?"
 _LETTERS = {  # what letters stand for, where that is asked
-    "λ": re.compile(_ASKS + r"(?:eigenvalue|wavelength)\b"), "pH": re.compile(_ASKS + r"pH\b"),
+    letter: re.compile(rf"{_ASKS}(?:{words})\b")
+    for letter, words in {
+        "λ": "eigenvalue|wavelength", "ρ": "density", "θ": "angle", "pH": "pH", "v": "speed", "I": "current",
+        "U": "voltage", "Q": "heat|charge", "T": "period", "d": "distance", "s": "distance",
+    }.items()
 }  # fmt: skip
+_GREEK = {"\\lambda": "λ", "\\rho": "ρ", "\\theta": "θ"}
+_IN_DOLLARS = re.compile(  # a number or an equation of one, in front of a unit
+    r"\A\$\s?((?:\\?[A-Za-z]+(?:_\w+)?\s*=\s*)?[-+\d.,/ ]+)\$(?=\s*[^\W\d_])"
+)
+_SYMBOL = re.compile(r"([A-Za-z])(?:_\{?\s?([a-z]{1,12})\}?)?")  # E_k, R_{eq}
+_LEFT = re.compile(r"(.*\S)\s+(?:(?:is|are) )?(?:left(?: over)?|remain(?:s|ing)?)")
 _FUNCTION = re.compile(r"\\?(det(?=\Z)|[A-Za-z]{2,6}(?=\s*\())(?:\s*\(([\d\s,.]+)\))?")
 _NAME = "Qyxenon"  # no word: of what a question offers, while its sentence is read
 _JOINED = re.compile(rf"{_NAME}\W*?(?:[,&/]|and\b)|(?:[,&/]|\band)\s+(?:the )?{_NAME}")
@@ -67,8 +81,10 @@ _PLAIN = (
     (re.compile(r"(?<=[A-Za-z])\\,(?=[A-Za-z])"), " "),
     (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])"), "°"),
     (re.compile(r"\\[dt]?frac\s*\{(\d+)\}\s*\{(\d+)\}"), r" \1/\2"),
-    (re.compile(r"\\(?:text[a-z]*|math[a-z]+|mbox)\s*\{([^{}]*)\}"), r" \1"),
+    *[(re.compile(r"\\(?:text[a-z]*|math[a-z]+|mbox)\s*\{([^{}]*)\}"), r" \1")] * 2,  # one in another
     (re.compile(r"\\[ ,;:!]|~|\\q?quad"), " "),
+    (re.compile(r"\\Omega(?![A-Za-z])"), "Ω"),
+    (re.compile(r"\A\s*-\s+(?=\d)"), "-"),
     (re.compile(r"\\([%$])"), r"\1"),
 )
 
@@ -90,8 +106,10 @@ def numbers(text: str, question: str = "", gold: str = "") -> Iterator[str]:
     if _PASSAGE.match(text) or (isinstance(number, Score) and "different answers" in number.why):
         return
     if isinstance(number, str):
-        number = in_digits(_value_asked(plain(number), question))
+        number = in_digits(_value_asked(_IN_DOLLARS.sub(r"\1 ", plain(number)), question))
         yield number
+        if (rest := _LEFT.fullmatch(number)) and re.search(r"\b(?:left|remain\w*)\b", question):
+            yield rest[1]
         counted = _COUNTED.fullmatch(number)
         percent = counted and counted[2] in _PERCENT and _ASKED_PERCENT.search(question)
         if counted and not has_unit and (percent or asked_for(counted[2], question)):
@@ -148,10 +166,13 @@ def _value_asked(number: str, question: str) -> str:
         return number
     if not re.search("[A-Za-z]", name):
         return values[0] if _WORKED_OUT.fullmatch(name) else number
-    letter = _LETTERS.get(name.replace("\\lambda", "λ"))
+    letter = _LETTERS.get(_GREEK.get(name, name))
     if letter and letter.search(question):
         return values[0]
-    own = re.fullmatch("[A-Za-z]", name) and not re.search(rf"(?<![A-Za-z]){name}(?![A-Za-z])", question)
+    own = _SYMBOL.fullmatch(name)
+    if own and own[2]:  # of a kind: the kinetic energy's
+        name = own[1] if any(word.startswith(own[2]) for word in asked(question).clause) else ""
+    own = own and name and not re.search(rf"(?<![A-Za-z]){name}(?![A-Za-z])", question)
     named = own and (name in "xn" or re.search(rf"\b{name}\w{{3,}}", question, re.IGNORECASE))
     if named and not _ASKED_LETTER.search(question):
         return values[0]
@@ -163,9 +184,9 @@ def _value_asked(number: str, question: str) -> str:
         initials = "".join(word[0] for word in question.split())
         if function[1].casefold() in question.casefold() or function[1].casefold() in initials.casefold():
             return values[0]
-    asked = rf"\b(?i:is|are|of|for|find|compute|calculate|determine|evaluate) \$?{re.escape(name)}\$?"
+    sought = rf"\b(?i:is|are|of|for|find|compute|calculate|determine|evaluate) \$?{re.escape(name)}\$?"
     ends = r"(?=\s*(?:[?.,;:]|\Z|(?:if|when|where|given|such|in)\b))"
-    return values[0] if re.search(asked + ends, question) else number
+    return values[0] if re.search(sought + ends, question) else number
 
 
 def digits_occur(text: str, gold: str, *, unit: str = "", **options: Any) -> bool:
@@ -205,7 +226,7 @@ def phrases(text: str, question: str = "", gold: str = "") -> Iterator[str]:
     if last := _below_working(text, question):
         yield plain(last)
     for words in dict.fromkeys([*map(plain, _worded(text, question)), whole]):
-        if words != whole:
+        if words != text:
             yield words
         yield from _choice(words, question)
     offered = re.compile(rf"(?<!\w){re.escape(gold)}(?!\w)", re.IGNORECASE)
@@ -283,6 +304,7 @@ def _framed(last: str, tokens: list[Token], letters: str, question: str) -> list
 
 def plain(text: str) -> str:
     r"""Mathematics as it is typed: \text{XIV}, 30\% and 1.6 \times 10^{-19}\ \text{C} without markup."""
+    text = re.sub(r"(?<=\d)\{,\}(?=\d\d?(?![\d{,]))", ".", text)  # 1{,}5 in French
     text = text.replace(DOLLAR, "$").replace("{,}", ",").replace(r"\times", "×").replace(r"\cdot", "·")
     if re.search(r"[\\^~]", text):
         for pattern, replacement in _PLAIN:

@@ -104,6 +104,14 @@ def _reversed(interval: re.Match) -> str:
     return f"{'(' if opens == ']' else '['}{low},{high}{')' if closes == '[' else ']'}"
 
 
+_BUILT = re.compile(  # {x in R : x <= 5}
+    r"\\\{\s*([a-z])\s*(?:(?:\\in|∈)\s*(?:\\mathbb\s*\{?R\}?|ℝ)\s*)?(?::|\\mid|\\vert|\|)\s*((?=[^:]*\1)[^:,{}|]{1,60}?)\s*\\\}"
+)
+_CONDITION = re.compile(
+    r"[\s,$]*(?:(?:\\text\s*\{)?[ ,(]*\b(?:for|where|if|with|when|provided(?: that)?)\b[ }]*"
+    r"|,(?:\s|\\[,; ])*|\(\s*)\$?"
+    r"(?P<condition>\(?[a-z]\s*(?:≠|\\neq?(?![A-Za-z]))\s*-?\d{1,9})\s*\$?\s*\)?[\s$.]*\Z"
+)
 _OR = "(?:or|ou|oder|ou bien|или|または|或)"
 _ARGUMENT = r"\s*\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)"
 _NOTATION = tuple(  # how people type what the LaTeX reader takes in one form only
@@ -128,6 +136,9 @@ _NOTATION = tuple(  # how people type what the LaTeX reader takes in one form on
         (_REVERSED.pattern, _reversed),
         ("∈", r"\\in "),
         ("∪", r"\\cup "),
+        (_BUILT.pattern, r"\2"),
+        ("[α-ω](?<!ο)", lambda letter: f"\\{unicodedata.name(letter[0]).split()[-1].lower()} "),
+        (r"(=\s*[^=,]{1,20}?)\s+[ye]\s+(?=[A-Za-z]\s*=)", r"\1, "),  # x = a y x = -a
         (r"\*\*", "^"),
         (r"\\(?:lor|vee)(?![A-Za-z])|∨", " or "),
         ("[·⋅]", r"\\cdot "),
@@ -151,6 +162,7 @@ def symbolic(
     if _is_no_solution(gold) and _is_no_solution(answer) and not re.search(r"(?i)complex|which of", question):
         return Score(1.0, "both say that there is none")
     wanted = expression(gold, gold=True)
+    answer = _without_condition(answer, gold, question)
     given = _all_but_one(answer, question) or expression(_unlabelled(answer, question), question)
     if isinstance(wanted, Score):
         raise Unscored(f"the gold answer {gold[:80]!r} is not one expression: {wanted.why}")
@@ -179,6 +191,20 @@ def _unlabelled(answer: str, question: str) -> str:
     sought = asked(question).sought if labelled else ()
     is_sought = len(sought) == 1 and {lexeme(labelled[1])} == sought
     return labelled[2] if is_sought and labelled[1].casefold() in question.casefold() else answer
+
+
+def _without_condition(answer: str, gold: str, question: str) -> str:
+    """An answer without the question's own condition behind it: x + 1 (for x ≠ 1)."""
+    start = max(0, len(answer) - 80)
+    behind = None if _CONDITION.search(gold[-80:]) else _CONDITION.search(answer, start)
+    if not behind or _signs(behind["condition"]) not in _signs(question):
+        return answer
+    shorter = answer[: behind.start()]
+    return shorter + "$" * (shorter.count("$") % 2)
+
+
+def _signs(text: str) -> str:
+    return re.sub(r"\\[,;: ]|[\s${}]", "", re.sub(r"\\neq?(?![A-Za-z])", "≠", text))
 
 
 def _all_but_one(answer: str, question: str) -> str:
@@ -342,7 +368,8 @@ def _words(text: str) -> set[str]:
 def _is_words(text: str) -> bool:
     """Whether an expression is words only, such as a name, "yes" or the letter of a choice."""
     plain = _plain(text)
-    if not re.fullmatch(r"[^\W\d_](?:[^\W\d_]|[ '.,-])*", plain):
+    is_difference = re.fullmatch(r"[A-Za-z]{1,3}(?: - [A-Za-z]{1,3})+", plain.strip())  # ad - bc
+    if is_difference or not re.fullmatch(r"[^\W\d_](?:[^\W\d_]|[ '.,-])*", plain):
         return False
     return bool(_words(text)) or len(plain.strip()) == 1
 
@@ -384,8 +411,8 @@ def _base_fault(given: str, wanted: str) -> str:
 
 
 def _form_fault(given: str, wanted: str) -> str:
-    names = set(
-        re.findall(r"(?<![A-Za-z\\])[a-z](?![A-Za-z])", wanted)
+    names = set(re.findall(r"(?<![A-Za-z\\])[a-z](?![A-Za-z])", wanted)).union(
+        *(word for word in _words(wanted) if len(word) < 3)
     )  # 2ab, where the gold answer has a and b
     extra = {word for word in _words(given) - _words(wanted) if len(word) > 3 or not names.issuperset(word)}
     if extra == {"or"} and (
@@ -428,6 +455,7 @@ def _latex(text: str) -> str:
     text = re.sub(r"\^\s*(?:\{\s*\\prime\s*\}|\\prime\b)", "'", text)
     text = _PRIMES.sub(lambda m: rf"{m[1]}_{{{'zz' * len(m[2])}}}", text)
     text = _DEGREES.sub(r"\1\\frac{\2 \\pi}{180}", text)
+    text = re.sub(r"(?<=[&\s])d(?=\s*(?:\\\\|\\end|&))", "{d}", text)  # in a matrix no differential
     text = _TRANSPOSED.sub(r"^{t_{T}}", text)
     text = re.sub(r"\\(?:mathrm|text|operatorname)\s*\{\s*([A-Za-z]|or)\s*\}", r" \1 ", text)
     return text.replace("$", "").replace(DOLLAR, "")

@@ -88,6 +88,9 @@ def asked_for(words: str, question: str) -> bool:
     "How many minutes are two hours?" asks for minutes; without such a phrase any words of its own will do.
     """
     given, bare = _words(words), words.casefold().split()
+    if re.search(r"\bhow old\b", question, re.IGNORECASE):
+        said = all(in_question(word, "", question) for word in bare[2:])  # when she died
+        return bare == ["years"] or (bare[:2] == ["years", "old"] and said)
     if not given or bare[0][0] == "/" or JOINER.search(words) or sections()["twist"].intersection(bare):
         return False
     if bare[0] in RATES and " ".join(bare) not in question.casefold().rpartition("how ")[2]:

@@ -68,7 +68,9 @@ def is_secret_name(name: str) -> bool:
 
 def environment_secrets() -> tuple[str, ...]:
     """Values of variables whose names look secret or end in _KEY, longest first, from 6 characters on."""
-    named = (value for name, value in os.environ.items() if is_secret_name(name) or name.endswith("_KEY"))
+    folders = ("PWD", "OLDPWD")
+    own = {name: value for name, value in os.environ.items() if name not in folders}
+    named = (value for name, value in own.items() if is_secret_name(name) or name.endswith("_KEY"))
     values = {value for value in named if len(value) >= 6}
     return tuple(sorted(values | {quote(value, safe="") for value in values}, key=lambda v: (-len(v), v)))
 

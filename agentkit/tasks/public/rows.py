@@ -19,6 +19,7 @@ PARAGRAPHS = 40  # of a question's pages that are kept
 LEETCODE = """from typing import *
 from collections import *
 from math import *
+from builtins import *
 import heapq, bisect, itertools, functools, re"""
 
 
@@ -112,9 +113,9 @@ def _gsm8k(row: Row) -> Task:
 def _mbpp(row: Row) -> Task:
     """MBPP, full or sanitized: ``text`` or ``prompt``, ``code``, ``test_list`` and imports for the tests."""
     code, tests = text_of(row, "code").replace("\r\n", "\n"), _texts(row, "test_list")
-    entry = _called(code, tests)
     imports = row.get("test_imports") or row.get("test_setup_code") or ""
     setup = "\n".join(imports) if isinstance(imports, list) else str(imports)
+    entry = _called(code, [*tests, setup])
     prompt = f"{text_of(row, 'text', 'prompt').strip()}\nWrite Python. It must pass: {tests[0]}"
     verifier = {"kind": "code", "entry": entry, "tests": tests, "setup": setup}
     return Task(str(row["task_id"]), prompt, code, verifier, tools=("python",))
@@ -188,7 +189,7 @@ def _function_tests(inputs: list[Any], outputs: list[Any]) -> list[list[Any]]:
     arguments = [i if isinstance(i, list) else [json.loads(line) for line in i.splitlines()] for i in inputs]
     encoded = isinstance(inputs[0], str)
     results = [json.loads(o) if encoded and isinstance(o, str) else o for o in outputs]
-    if all(isinstance(result, list) and len(result) == 1 for result in results):
+    if not encoded and all(isinstance(result, list) and len(result) == 1 for result in results):
         results = [result[0] for result in results]
     return [list(pair) for pair in zip(arguments, results, strict=True)]
 
