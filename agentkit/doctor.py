@@ -69,8 +69,12 @@ def find_gpus() -> list[dict[str, Any]]:
         report = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    rows = re.findall(r"^(.+), (\d+), (.+)$", report, re.MULTILINE)
-    return [{"name": n, "memory_gb": round(int(mib) / 1024, 1), "driver": driver} for n, mib, driver in rows]
+    rows = re.findall(r"^(.+), (\d+|\[.+\]), (.+)$", report, re.MULTILINE)
+    own = machine_memory() / 2**20  # MiB, where a card has the machine's
+    return [
+        {"name": name, "memory_gb": round((int(mib) if mib.isdigit() else own) / 1024, 1), "driver": driver}
+        for name, mib, driver in rows
+    ]
 
 
 def topology(recipe: Recipe, gpus: list[dict[str, Any]]) -> dict[str, Any]:

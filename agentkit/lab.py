@@ -37,7 +37,7 @@ from agentkit.runs import (
     write_trajectories,
 )
 from agentkit.runs.labfile import blame, lab_digest, load_module
-from agentkit.runs.recipe import listed
+from agentkit.runs.recipe import ONE_CARD, listed, refuse
 from agentkit.tasks import Suite, SuiteError, shipped_families
 from agentkit.tasks.family import Family, Measure, with_content_id
 from agentkit.tasks.pass_rates import learnable, pass_rates, with_pass_rates
@@ -372,6 +372,7 @@ class Lab:
         """
         from agentkit.policies.loading import agent_of, check_agents, make_policy  # loads torch
 
+        refuse([(self.recipe.shard or self.recipe.tensor_parallel > 1, ONE_CARD)])
         check_agents(run, self.recipe, policies)
         if source != "hub" and not Path(source).exists():
             raise DataError(f"{source} does not exist: name the folder with GAIA's files, or hub")

@@ -39,10 +39,12 @@ def token_bytes(config: Any, dtype: torch.dtype) -> int:
     """
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
-    layers = sum(("attention" in kind and "linear" not in kind) or kind == "hybrid" for kind in kinds)
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    return 2 * layers * heads * size * dtype.itemsize
+    numbers = 0
+    for kind, layer in zip(kinds, text.per_layer_config, strict=False):  # in Gemma 4 their heads differ
+        if ("attention" in kind and "linear" not in kind) or kind == "hybrid":
+            size = getattr(layer, "head_dim", None) or text.hidden_size // text.num_attention_heads
+            numbers += size * (getattr(layer, "num_key_value_heads", None) or text.num_attention_heads)
+    return 2 * numbers * dtype.itemsize
 
 
 def unkept(config: Any) -> str | None:

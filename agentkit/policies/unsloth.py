@@ -94,7 +94,8 @@ def adapted(model: Any, tokenizer: Any, recipe: Recipe) -> tuple[Any, Any]:
             gpu_memory_utilization=recipe.engine_memory,
             max_lora_rank=lora_rank(recipe.lora_r),
         )
-    if recipe.load_in_4bit and not getattr(loaded, "is_loaded_in_4bit", False):
+    in_4_bits = any(type(weight).__name__ == "Params4bit" for weight in loaded.parameters())
+    if recipe.load_in_4bit and not in_4_bits:
         raise EngineError(
             "load_in_4bit: Unsloth has loaded 16-bit weights instead; install bitsandbytes, or leave it out"
         )

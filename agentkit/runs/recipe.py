@@ -547,6 +547,9 @@ class Recipe:
 FILES = tuple(name for name, key in Recipe.keys().items() if key.metadata["file"])
 
 
+ONE_CARD = "gaia measures in one process, on one card: leave it out where the model is larger than a card"
+
+
 # ---- keys that do not go together: whether a recipe breaks a rule, and the sentence that says so
 Rules = list[tuple[Any, str]]
 
@@ -621,6 +624,7 @@ def _larger_than_a_card(recipe: Recipe) -> Rules:
             "trained: sharded ones are there only while all processes compute together. Use engine: vllm, "
             "or server",
         ),
+        (recipe.gaia and (recipe.shard or recipe.tensor_parallel > 1), ONE_CARD),
         (
             recipe.shard and recipe.weight_sync == "merged",
             "shard hands the adapter alone to engines: leave weight_sync: merged out",

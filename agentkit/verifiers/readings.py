@@ -226,7 +226,7 @@ def phrases(text: str, question: str = "", gold: str = "") -> Iterator[str]:
     if last := _below_working(text, question):
         yield plain(last)
     for words in dict.fromkeys([*map(plain, _worded(text, question)), whole]):
-        if words != text:
+        if words != whole or "\\text" in text or "\\mathrm" in text:
             yield words
         yield from _choice(words, question)
     offered = re.compile(rf"(?<!\w){re.escape(gold)}(?!\w)", re.IGNORECASE)

@@ -96,6 +96,10 @@ _ONLY_BOX = re.compile(r"\A\\boxed\s*\{(.{1,80})\}\Z")
 _EMPTY = re.compile(r"\\(?:emptyset|varnothing)(?![A-Za-z])|∅|\\\{\s*\\\}")
 
 
+def _greek(letter: str) -> str:
+    return unicodedata.name(letter).split()[-1].lower().replace("lamda", "lambda")
+
+
 def _reversed(interval: re.Match) -> str:
     """An interval whose open ends are brackets turned round, in round ones."""
     opens, low, high, closes = interval.groups()
@@ -137,7 +141,7 @@ _NOTATION = tuple(  # how people type what the LaTeX reader takes in one form on
         ("∈", r"\\in "),
         ("∪", r"\\cup "),
         (_BUILT.pattern, r"\2"),
-        ("[α-ω](?<!ο)", lambda letter: f"\\{unicodedata.name(letter[0]).split()[-1].lower()} "),
+        ("[α-ω](?<![ος])", lambda letter: f"\\{_greek(letter[0])} "),
         (r"(=\s*[^=,]{1,20}?)\s+[ye]\s+(?=[A-Za-z]\s*=)", r"\1, "),  # x = a y x = -a
         (r"\*\*", "^"),
         (r"\\(?:lor|vee)(?![A-Za-z])|∨", " or "),
