@@ -69,7 +69,7 @@ def find_gpus() -> list[dict[str, Any]]:
         report = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return []
-    rows = re.findall(r"^(.+), (\d+|\[.+\]), (.+)$", report, re.MULTILINE)
+    rows = re.findall(r"^(.+), (\d+|\[N/A\]), (.+)$", report, re.MULTILINE)
     own = machine_memory() / 2**20  # MiB, where a card has the machine's
     return [
         {"name": name, "memory_gb": round((int(mib) if mib.isdigit() else own) / 1024, 1), "driver": driver}

@@ -183,6 +183,11 @@ def test_another_tasks_answer_that_passes_is_found():
         Task("y", "q?", "Lyons", "exact"),
     ]
     assert failures(*alias) == set()  # an alias is right on purpose
+    spelt = [
+        Task("x", "In which country is Texas?", "United States"),
+        Task("y", "Whose flag has 50 stars?", "USA"),
+    ]
+    assert failures(*spelt) == set()  # two spellings of one answer
 
 
 @pytest.mark.parametrize(

@@ -194,6 +194,23 @@ def test_a_script_that_says_it_failed_has_failed(end):
     assert value(f"print(int(input()) + 1)\n{end}", tests=tests, entry="") == 0
 
 
+@pytest.mark.parametrize(
+    ("printed", "right"),
+    [
+        ("1  2.50", 1),
+        ("1 2.5 ", 1),
+        ("1\n2.5", 0),
+        ("1 2.51", 0),
+        ("1.0 2.5", 0),
+        ("1 2.5 3", 0),
+        ("1 2.5000000001", 1),
+    ],
+)
+def test_what_is_printed_is_compared_word_by_word(printed, right):
+    tests = [{"stdin": "", "stdout": "1 2.5\n"}]
+    assert value(f"print({printed!r})", tests=tests, entry="", timeout_s=10) == right
+
+
 def test_what_one_test_printed_is_no_other_tests_output():
     tests = [{"stdin": str(n), "stdout": str(n + 1)} for n in range(4)]
     for fails in ("1 / 0", "exit(2)", "raise KeyboardInterrupt"):

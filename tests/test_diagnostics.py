@@ -594,6 +594,16 @@ def test_a_column_that_is_named_goes_before_one_of_our_name(tmp_path):
     assert "batch/solve_none" in unknown, "a count in most trainers, not a share"
 
 
+def test_rows_that_count_by_another_column_are_no_steps(tmp_path):
+    """W&B's own count goes on with whatever is logged in between, as TRL's profiling."""
+    rows = []
+    for step in range(1, 5):
+        rows += [{"_step": 5 * step + k, "profiling/Time taken": 0.1} for k in range(4)]
+        rows.append({"_step": 5 * step + 4, "train/global_step": step, "train/kl": 0.1})
+    steps, _ = read_log(written(tmp_path / "log.jsonl", "\n".join(map(json.dumps, rows))))
+    assert [step.number for step in steps] == [1, 2, 3, 4]
+
+
 def test_a_log_that_is_being_written_is_read_up_to_its_torn_line(tmp_path, capsys):
     path, _ = foreign(tmp_path)["jsonl"]
     path.write_text(path.read_text() + '\n{"step": 41, "lo')

@@ -148,7 +148,8 @@ def test_a_build_for_cpus_runs_on_the_cpu(found):
             [{"name": n, "memory_gb": m, "driver": d} for n, m, d in (("A", 1.0, "1"), ("C", 2.0, "2"))],
         ),
         ("", []),
-        ("garbage\nX, [N/A], 1\n", []),
+        ("garbage\nX, [Unknown Error], 1\n", []),
+        ("GB10, [N/A], 1\n", [{"name": "GB10", "memory_gb": 64.0, "driver": "1"}]),  # it has the machine's
     ],
 )
 def test_gpus_are_read_as_the_driver_lists_them(says, gpus, monkeypatch, tmp_path):
@@ -156,6 +157,7 @@ def test_gpus_are_read_as_the_driver_lists_them(says, gpus, monkeypatch, tmp_pat
     tool.write_text(f"#!{sys.executable}\nprint({says!r}, end='')\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(doctor, "machine_memory", lambda: 64 * 2**30)
     assert doctor.find_gpus() == gpus
     tool.write_text(f"#!{sys.executable}\nimport sys\nprint('NVIDIA-SMI has failed')\nsys.exit(9)\n")
     assert doctor.find_gpus() == []

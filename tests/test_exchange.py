@@ -196,6 +196,12 @@ def test_messages_of_others(tmp_path):
     assert comparison.n_tasks == 1
 
 
+def test_a_users_last_word_takes_no_answer_away():
+    said = [{"role": "assistant", "content": "Answer: 5"}, {"role": "user", "content": "Thanks!"}]
+    (t,) = from_messages([{"messages": [USER, *said]}], tasks=[Task("a", USER["content"], "5")]).trajectories
+    assert (t.answer, t.success, t.stop_reason) == ("5", 1.0, StopReason.ANSWER)
+
+
 def test_a_reply_without_id_or_name_belongs_to_the_open_call(tmp_path):
     call = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": "2 + 3"}}}
     messages = [
@@ -819,6 +825,10 @@ def test_an_answer_that_was_submitted_by_a_tool_is_one(tmp_path, more, answer):
     ]
     sample = {"id": "a", "epoch": 1, "messages": messages, "output": {"completion": "5"}, "target": "5"}
     log = {"version": 2, "status": "success", "eval": {"task": "t", "model": "m"}, "samples": [sample | more]}
+    (tmp_path / "log.json").write_text(json.dumps(log))
+    (t,) = from_inspect(tmp_path / "log.json", tasks=[Task("a", USER["content"], "5")]).trajectories
+    assert (t.answer, t.success) == (answer, float(answer is not None))
+    call["arguments"] = {"answer": 5}  # a number where text was asked for
     (tmp_path / "log.json").write_text(json.dumps(log))
     (t,) = from_inspect(tmp_path / "log.json", tasks=[Task("a", USER["content"], "5")]).trajectories
     assert (t.answer, t.success) == (answer, float(answer is not None))

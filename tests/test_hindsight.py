@@ -306,6 +306,23 @@ def relabelling(relabel) -> Lab:
     return lab_with(SMALL).extended(families={"A": Family(relabel=relabel)})
 
 
+def test_a_program_with_numbers_in_braces_is_no_lesson():
+    """In a plan they are results of earlier steps."""
+    assert relabel_code(TASK, answered("def f(x): return x + sum({0})")) is None
+    assert relabel_code(TASK, answered("def f(x): return x + sum({0, 0})")) is not None
+
+
+def test_a_plain_task_is_a_relabelled_one_too():
+    """Of whatever differs in what the agent did, where no program is judged."""
+
+    def relabel(task, trajectory):
+        return dataclasses.replace(task, prompt=f"Do {trajectory.completion_ids}.", answer="1")
+
+    task = Task("c", "Do it.", "2", "numeric", "own")
+    found = lessons([task], [answered(None), answered(None, sample=1)], {"own": Family(relabel=relabel)})
+    assert {t.prompt for t in found} == {"Do (0, 2).", "Do (1, 2)."}
+
+
 def test_two_rounds_train_and_leave_their_adapters(tmp_path):
     model, tokenizer = load_agent("nano")
     before = {name: value.clone() for name, value in model.state_dict().items()}

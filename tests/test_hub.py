@@ -116,6 +116,22 @@ def test_a_row_of_each_schema_becomes_a_task(tmp_path, name, row, answer, right,
     assert [r for r in audit([task]) if not r["passed"]] == []
 
 
+def test_a_row_whose_set_up_needs_its_own_code_is_no_task(tmp_path):
+    row = MBPP | {"code": "class Node: pass\ndef depth(n): return 1", "test_setup_code": "root = Node()"}
+    with pytest.raises(DataError, match="its tests call 2 functions"):
+        load_one("mbpp", row | {"test_list": ["assert depth(root) == 1"]}, tmp_path)
+
+
+def test_programs_of_leetcode_have_the_builtin_pow(tmp_path):
+    tests = json.dumps({"inputs": [[2, 5]], "outputs": [[4]], "fn_name": "f"})
+    row = AGENTRL[4] | {"reward_model": {"ground_truth": tests}}
+    task = load_one("open_agentrl", row, tmp_path)
+    assert verify(task, "def f(a, n): return pow(a, n, 7)").value == 1.0
+    texts = json.dumps({"inputs": ["3"], "outputs": ["[5]"], "fn_name": "f"})  # JSON a line is not wrapped
+    task = load_one("open_agentrl", row | {"reward_model": {"ground_truth": texts}}, tmp_path)
+    assert verify(task, "def f(n): return [n + 2]").value == 1.0
+
+
 def test_the_five_sources_of_open_agentrl(tmp_path):
     tasks = hub.load("open_agentrl", write(tmp_path / "train.jsonl", *AGENTRL)).tasks
     right = ["0.5", "1+x^2", "(1,2)", "b", "print(2 * int(input()))", "def add(a, b): return a + b",

@@ -15,7 +15,8 @@ from transformers import AutoTokenizer
 from agentkit import Family, Lab, Suite, Task, nano
 from agentkit.exchange.conversation import as_messages
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
-from agentkit.records import DataError, RecipeError, RunError, SuiteError
+from agentkit.records import DataError, RecipeError, RunError, StopReason, SuiteError, Trajectory
+from agentkit.rewards import score_all
 from agentkit.runs import Run, write_jsonl, write_tasks
 from agentkit.runs.recipe import Recipe, read_recipe
 from agentkit.tasks.family import with_content_id
@@ -105,6 +106,34 @@ def test_a_model_folder_beside_its_recipe_is_found_from_anywhere(tmp_path):
     ):
         (tmp_path / "mine.yaml").write_text(f"model: {model}\n")
         assert Recipe.load(tmp_path / "mine.yaml").model == found
+
+
+def test_a_given_task_that_names_no_tools_has_those_of_its_family(recipe, tmp_path):
+    rows = [
+        {"prompt": f"Put {n} in. How many are in it?", "answer": str(n), "family": "boxes"} for n in range(9)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with recipe.open("a") as file:
+        file.write("tasks: rows.jsonl\n")
+    assert {task.tools for task in Lab.open(recipe).suite()} == {("put",)}
+
+
+def test_an_environments_own_reward_is_of_its_families_however_often_it_is_scored(recipe):
+    lab = Lab.open(recipe)
+    ((_, reward),) = [(name, pair[0]) for name, pair in lab.reward.items() if name == "Box"]
+    own, other = Task("a", "p", "1", family="boxes"), Task("b", "p", "1", family="A")
+    tokens = dict.fromkeys(("prompt_ids", "completion_ids", "action_mask", "old_logprobs", "turns"), ())
+    t = Trajectory(
+        "a", "p", 0, 0, **tokens, stop_reason=StopReason.ANSWER, success=1.0, components={"Box": -0.2}
+    )
+    elsewhere = dataclasses.replace(t, task_id="b", components={})
+    for _ in range(2):
+        t, elsewhere = score_all(
+            [own, other], [t, elsewhere], {"Box": (reward, 1.0), "one": (lambda *_: 1.0, 1.0)}
+        )
+        assert (t.reward, elsewhere.reward) == (0.8, 1.0)
+    with pytest.raises(ValueError, match="get_reward of Box raised"):
+        reward(own, dataclasses.replace(t, components={"Box": None}))
 
 
 def test_what_a_verifier_sees_decides_and_not_the_answer_alone(recipe):

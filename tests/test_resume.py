@@ -33,6 +33,7 @@ from agentkit.training.checkpoints import CheckpointError
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.guards import Guards
 from agentkit.training.processes import TrainingStopped
+from agentkit.training.resume import made_with
 
 HERE = Path(__file__).parent
 
@@ -323,6 +324,48 @@ def test_a_watcher_may_ask_for_a_checkpoint_and_for_the_end(tmp_path):
     trainer.add_callback(Watcher())
     assert train(trainer) == {"best_val_success": 0.0, "best_step": 4, "steps": 4, "ended": "asked"}
     assert newest(tmp_path / "run") == ["checkpoint-4", "checkpoint-2"] and not control.exists()
+
+
+def test_the_step_that_is_asked_to_be_the_last_is_validated(tmp_path):
+    """Else what is kept is what an earlier validation saw: at first the agent that began."""
+    trainer = make_trainer(tmp_path / "run", save_every=0, val_every=5)
+    control = tmp_path / "run" / "train" / ".control"
+
+    class Watcher(TrainerCallback):
+        def on_step_begin(self, args, state, control_, **kwargs):
+            if state.global_step == 1:
+                control.write_text("stop\n")
+
+    trainer.add_callback(Watcher())
+    assert train(trainer) == {"best_val_success": 0.0, "best_step": 2, "steps": 2, "ended": "asked"}
+
+
+def test_a_training_that_ran_out_of_patience_goes_on_where_the_recipe_has_more(tmp_path):
+    trainer = make_trainer(tmp_path / "run", patience=2, val_every=1, save_every=1)
+    trainer.best = (0.5, 0)  # no validation of the tiny agent is that good
+    save_adapter(trainer.model, trainer.processing_class, tmp_path / "run" / "adapter")
+    assert train(trainer)["ended"] == "patience"
+    again = make_trainer(tmp_path / "run", patience=9, val_every=1, save_every=1)
+    assert again.resume_from is not None and again.resume_from.name == "checkpoint-1"
+    assert train(again)["steps"] == 6 and not (tmp_path / "run" / "train-1").exists()
+    assert make_trainer(tmp_path / "run", patience=9, val_every=1, save_every=1).resume_from is None
+
+
+def test_what_measured_an_earlier_training_is_put_aside(whole, tmp_path):
+    path = copy_of(whole, tmp_path)
+    (path / "comparison.json").write_text("{}")
+    make_trainer(path)
+    assert not (path / "comparison.json").exists() and (path / "train-1" / "comparison.json").exists()
+
+
+def test_another_chat_template_in_the_same_file_is_another_training(tmp_path):
+    lab, template = make_trainer(tmp_path / "run").lab, tmp_path / "mine.jinja"
+    prints = []
+    for text in ("{{ messages }}", "{{ messages }} "):
+        template.write_text(text)
+        recipe = dataclasses.replace(lab.recipe, chat_template=str(template))
+        prints.append(made_with(dataclasses.replace(lab, recipe=recipe), tiny_agent()[0], [], 1))
+    assert prints[0] != prints[1] and "chat template" not in made_with(lab, tiny_agent()[0], [], 1)
 
 
 def test_what_was_asked_of_an_earlier_training_does_not_stop_the_next(tmp_path):

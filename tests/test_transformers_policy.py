@@ -9,15 +9,19 @@ import time
 import pytest
 import torch
 from transformers import (
+    AutoModelForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Gemma4TextConfig,
     GptOssConfig,
+    GraniteConfig,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 
+from agentkit.policies.loading import without_dropout
 from agentkit.policies.slot_cache import SlotCache, memory_of, token_bytes
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import Task
@@ -333,3 +337,22 @@ def test_the_formula_is_what_the_store_takes():
     assert len({shape for _, shape in seen}) > 1
     for taken, (slots, length) in seen:
         assert taken == slots * length * token_bytes(model.config, model.dtype)
+
+
+def test_a_model_with_dropout_computes_in_training_what_it_computes_in_sampling():
+    """Granite's attention drops a tenth of what it attends to, by a number and no module."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    small = GraniteConfig(**sizes, num_key_value_heads=1, vocab_size=50, attention_dropout=0.5)
+    model, ids = AutoModelForCausalLM.from_config(small).train(), torch.arange(20)[None]
+    assert not torch.equal(model(ids).logits, model(ids).logits)
+    assert torch.equal(without_dropout(model)(ids).logits, model.eval()(ids).logits)
+
+
+def test_layers_may_have_heads_of_their_own():
+    """Gemma 4's full layers have wider ones, and its sliding ones more."""
+    kinds = ["sliding_attention", "full_attention"]
+    config = Gemma4TextConfig(num_hidden_layers=2, layer_types=kinds, num_key_value_heads=4, head_dim=8,
+                              num_global_key_value_heads=1, global_head_dim=16)  # fmt: skip
+    heads = [(layer.num_key_value_heads, layer.head_dim) for layer in config.per_layer_config]
+    assert len({size for _, size in heads}) == 2
+    assert token_bytes(config, torch.bfloat16) == 2 * sum(n * size for n, size in heads) * 2
