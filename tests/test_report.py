@@ -486,8 +486,8 @@ def test_environment_values_and_quick_masking(monkeypatch):
         "DB_SECRET": "much-longer-secret",
         "AGENTKIT_JUDGE_KEY": "token-abc123",
         "TAVILY_KEY": "of-a-search",
-        "PWD": "/home/me/research",
-        "OLDPWD": "/home/me/elsewhere",
+        "PWD": "research-of-mine",
+        "OLDPWD": "another-folder",
     }
     monkeypatch.setattr(os, "environ", variables)
     found = environment_secrets()

@@ -233,7 +233,7 @@ def _other_answers(tasks: Iterable[Task]) -> dict[str, str]:
         task.id: following.answer
         for group in alike.values()
         for task, following in zip(group, group[1:] + group[:1], strict=True)
-        if verify(following, task.answer).value != 1.0  # USA and United States are one
+        if verify(replace(following, prompt=task.prompt), task.answer).value != 1.0  # USA and United States
     }
 
 

@@ -67,7 +67,7 @@ _NAME = re.compile(
     r"""
       [|(]* (?:\\?[A-Za-z]+|[Α-ω])['′]*(?:_\w+|(?<=[A-Z])\^-1)? [|)]*  # x_1, |AB|
     | \\?[A-Za-z]{1,4}['′]*(?:_\w+)?(?:\^-?\d)?\s* [(|\[].*[)|\]]  # a function's value
-    | \\(?:angle|triangle|overline|vec|det|gcd|sin|cos|tan|cot|sec|csc|arg|[lr]floor|[lr]ceil)\b.*
+    | \\(?:angle|triangle|binom|overline|vec|det|gcd|sin|cos|tan|cot|sec|csc|arg|[lr]floor|[lr]ceil)\b.*
     """,
     re.DOTALL | re.VERBOSE,
 )

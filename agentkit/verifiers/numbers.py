@@ -119,8 +119,8 @@ _CHANCE = re.compile(
 )
 _IRREGULAR = {"children": "child", "men": "man", "women": "woman", "people": "person", "feet": "foot"}
 _IRREGULAR |= {"teeth": "tooth", "mice": "mouse", "geese": "goose", "leaves": "leaf", "knives": "knife"}
-_POWER = re.compile(r"(?<=[^\W\d_])[²³]|(?<=10)[⁻²³¹⁰⁴-⁹]+")  # of a unit or of ten: m², 10²
-_TEMPERATURE = re.compile(r"(?:°|deg(?:rees?)?) ?([CF])(?:elsius|ahrenheit)?")
+_POWER = re.compile(r"(?<=[^\W\d_])(?:[²³]|⁻[¹²³])|(?<=10)[⁻²³¹⁰⁴-⁹]+")  # of a unit or of ten: m², 10²
+_TEMPERATURE = re.compile(r"(?:°|deg(?:rees?)?) ?([CF])(?:elsius|ahrenheit)?|([CF])(?:elsius|ahrenheit)")
 _ONE_REGISTRY = threading.Lock()  # lru_cache alone lets two threads make one each
 _NO_UNIT = ("as", "at", "are", "in")
 _LARGEST = Fraction(sys.float_info.max)
@@ -135,6 +135,7 @@ _FOREIGN = {  # units in other languages, by Pint's name
     "km": "км 公里 千米 kilometer kilómetros quilômetros chilometri километров",
     "m": "м metros mètres metri метров 米",
     "cm": "см zentimeter centímetros 厘米",
+    "L": "litros litro litri litres литров литра 升",
     "kg": "кг 公斤 千克 kilogramm kilogrammes kilogramos quilogramas",
     "g": "г gramm grammes gramos gramas граммов",
 }
@@ -282,9 +283,9 @@ def _fraction(
 # ---- units
 def unit_name(text: str) -> str:
     """One spelling of a unit: % for percent, degree for °, degC for °C, m^2 for m²; no full stop behind."""
-    text = _POWER.sub(_caret, text).strip().rstrip(".")
+    text = re.sub(r"\s*[·⋅]\s*", "*", _POWER.sub(_caret, text)).strip().rstrip(".")
     if temperature := _TEMPERATURE.fullmatch(text):
-        return f"deg{temperature[1]}"
+        return f"deg{temperature[1] or temperature[2]}"
     return _SPELLINGS.get(text.casefold().removesuffix("s"), text)
 
 

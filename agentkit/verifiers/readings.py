@@ -42,11 +42,17 @@ _ASKS = r"\b(?i:find|what is|compute|calculate|determine) (?:the )?(?:\w+ ){0,3}
 _LETTERS = {  # what letters stand for, where that is asked
     letter: re.compile(rf"{_ASKS}(?:{words})\b")
     for letter, words in {
-        "λ": "eigenvalue|wavelength", "ρ": "density", "θ": "angle", "pH": "pH", "v": "speed", "I": "current",
+        "λ": "eigenvalue|wavelength", "σ": "standard deviation", "μ": "mean",
+        "ρ": "density", "θ": "angle", "pH": "pH", "v": "speed", "I": "current",
         "U": "voltage", "Q": "heat|charge", "T": "period", "d": "distance", "s": "distance",
     }.items()
 }  # fmt: skip
-_GREEK = {"\\lambda": "λ", "\\rho": "ρ", "\\theta": "θ"}
+_GREEK = {"\\lambda": "λ", "\\rho": "ρ", "\\theta": "θ", "\\sigma": "σ", "\\mu": "μ"}
+_UNITS = {
+    "": r"\A(?!.*\b(?:area|volume)\b)",
+    "square ": r"\barea\b",
+    "cubic ": r"\bvolume\b",
+}  # what is asked
 _IN_DOLLARS = re.compile(  # a number or an equation of one, in front of a unit
     r"\A\$\s?((?:\\?[A-Za-z]+(?:_\w+)?\s*=\s*)?[-+\d.,/ ]+)\$(?=\s*[^\W\d_])"
 )
@@ -111,6 +117,9 @@ def numbers(text: str, question: str = "", gold: str = "") -> Iterator[str]:
         if (rest := _LEFT.fullmatch(number)) and re.search(r"\b(?:left|remain\w*)\b", question):
             yield rest[1]
         counted = _COUNTED.fullmatch(number)
+        units = re.fullmatch(r"(|square |cubic )units?", counted[2]) if counted else None  # of any kind
+        if units and not has_unit and re.search(_UNITS[units[1]], question, re.IGNORECASE | re.DOTALL):
+            yield counted[1]
         percent = counted and counted[2] in _PERCENT and _ASKED_PERCENT.search(question)
         if counted and not has_unit and (percent or asked_for(counted[2], question)):
             yield counted[1]
@@ -176,7 +185,7 @@ def _value_asked(number: str, question: str) -> str:
     named = own and (name in "xn" or re.search(rf"\b{name}\w{{3,}}", question, re.IGNORECASE))
     if named and not _ASKED_LETTER.search(question):
         return values[0]
-    coordinates = re.findall(r"\b(\w)-(?:coordinate|intercept)", question)
+    coordinates = re.findall(r"\b(\w)-(?:coordinate|intercept|score|value)", question)
     if coordinates == [name] and re.search(rf"{_ASKS}{name}-", question):
         return values[0]
     function = _FUNCTION.fullmatch(name)  # LCM(8, 12) of the question's own numbers

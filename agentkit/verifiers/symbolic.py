@@ -131,6 +131,7 @@ _NOTATION = tuple(  # how people type what the LaTeX reader takes in one form on
         (r"∞|(?<![A-Za-z\\])infinity\b", r"\\infty "),
         (r"\{([:,])\}", r"\1"),
         ("½", r"\\frac{1}{2}"),
+        ("(?<=[A-Za-z])[₀-₉]+", lambda index: f"_{{{unicodedata.normalize('NFKC', index[0])}}}"),
         ("¼", r"\\frac{1}{4}"),
         ("¾", r"\\frac{3}{4}"),
         (r"\A\s*\$?\s*(?:m?\\angle\s*)?[A-Z]{2,4}\s*=(?=[^=]*\Z)", ""),  # a segment or an angle
@@ -176,6 +177,8 @@ def symbolic(
         said = expression(" ".join(_plain(given.strip("$ ")).split()), question)
         given = said if isinstance(said, str) and len(said) < len(given) else given
     wanted, given = _bare(wanted), _bare(given)
+    if "_" not in wanted and not re.search(r"[a-z](?:_\{?\d|[₀-₉])", question):
+        given = re.sub(r"(?<![A-Za-z])([a-z])_\{?\d\}?(?=\s*=)", r"\1", given)  # x_1 = 4, x_2 = -2
     if "matrix}" in wanted:
         given = _ROWS.sub(_matrix, given)
         given = _TUPLE.sub(partial(_vector, column="&" not in wanted), given)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from agentkit.verifiers.numbers import is_unit
+from agentkit.verifiers.numbers import asked_unit, is_unit, same_unit
 
 SIGNS, COMMAS, DASHES = frozenset(".()[]\"'“”‘’#!*…。（）「」｡।"), frozenset(",;，、；"), frozenset("-–—")
 WORD = re.compile(r"[^\W\d_]+")
@@ -88,6 +88,8 @@ def asked_for(words: str, question: str) -> bool:
     "How many minutes are two hours?" asks for minutes; without such a phrase any words of its own will do.
     """
     given, bare = _words(words), words.casefold().split()
+    if (sought := asked_unit(question)) and is_unit(words.strip()) and not same_unit(words.strip(), sought):
+        return False  # not converted
     if re.search(r"\bhow old\b", question, re.IGNORECASE):
         said = all(in_question(word, "", question) for word in bare[2:])  # when she died
         return bare == ["years"] or (bare[:2] == ["years", "old"] and said)
