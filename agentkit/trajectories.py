@@ -59,9 +59,8 @@ def plan_of(task: Task) -> list[dict]:
 
 
 def needs_tools(task: Task) -> bool:
-    """Whether a task cannot be answered without a tool; a program can, unless the task says so."""
-    is_said = bool(plan_of(task) or task.meta.get("required_tools"))
-    return bool(task.tools) and task.meta.get("plan") != [] and (is_said or verifier_kind(task) != "code")
+    """Whether a task cannot be answered without a tool."""
+    return bool(task.tools) and task.meta.get("plan") != []
 
 
 def verifier_kind(task: Task) -> str:

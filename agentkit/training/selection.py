@@ -44,7 +44,7 @@ def resample_correct(group: Group, keep: int) -> Group:
     others = keep - min(wanted, len(positives))
     unscored = [t for t in group.trajectories if t not in scored]
     first, rest = positives[:wanted] + negatives[:others], positives[wanted:] + negatives[others:] + unscored
-    chosen = sorted((first + rest)[:keep], key=lambda t: t.sample)  # every k-th is no better than the others
+    chosen = (first + rest)[:keep]
     return Group(group.task_id, tuple(replace(t, sample=i) for i, t in enumerate(chosen)))
 
 

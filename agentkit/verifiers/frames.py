@@ -74,10 +74,11 @@ _NAME = re.compile(
 _VARIABLE = re.compile(
     r"(?<![A-Za-z\\])[A-Za-zΑ-ω](?:_\w+)?(?![A-Za-z])|\\(?:alpha|beta|gamma|theta|phi|lambda|omega)\b"
 )
-_DERIVATIVE = re.compile(
-    r"(?:\\[dt]?frac\s?)?(?:d|\\partial)\s?(?:[a-z]|[A-Z])\s?/?(?:d|\\partial)\s?([a-z])"
+_DERIVATIVE = re.compile(r"(?:\\[dt]?frac\s?)?(d|\\partial)\s?([A-Za-z])\s?/?(?:d|\\partial)\s?([a-z])")
+_FURTHER = re.compile(  # no first derivative
+    r"\b(?:second|third|fourth|higher|mixed|2nd|3rd|twice|normal|anti\w*|integr\w*)\b|''|\^\{?\(?\d\)?\}?\s*[a-zA-Z]?\s*[}/]"
+    r"|\^\{?\("
 )
-_FURTHER = re.compile(r"\b(?:second|third|fourth|higher|mixed)\b|\^\{?\d\}?\s*[a-zA-Z]?\s*[}/]")
 _OPERATOR = re.compile(r"[)}]|\s*(?:[+*/×·÷⋅=<>≤≥≈±&\\]|[-−–]\s)")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _OPERATION = re.compile(r"\\int(?![a-z]).*d[a-z]", re.DOTALL)  # an integral, carried out
@@ -226,10 +227,11 @@ def names_answer(side: str, question: str) -> bool:
     """Whether the first side of an equation names what is asked, or is a formula for it in several names."""
     side = re.sub(r"[{}]", "", side).strip()
     if re.fullmatch(r"\\?det", side):
-        return "determinant" in question
+        return bool(
+            re.search(r"\b(?i:find|compute|calculate|evaluate|determine|what is) the determinant\b", question)
+        )
     if derivative := _DERIVATIVE.fullmatch(side):
-        by = re.search(r"with respect to \$?([a-z])\b", question)
-        return not _FURTHER.search(question) and derivative[1] == (by[1] if by else derivative[1])
+        return _is_asked_derivative(*derivative.groups(), compact(side), question)
     if (_NAME.fullmatch(side) and _VARIABLE.search(side)) or (
         _OPERATION.fullmatch(side) and "\\int" not in question
     ):
@@ -242,6 +244,19 @@ def names_answer(side: str, question: str) -> bool:
     unknowns = set(re.findall(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])", question)) - {"a", "A", "I"}
     is_formula = len(names) > 1 or (names and "\\pi" in side)
     return bool(is_formula) and (names.isdisjoint(unknowns) or side[0] == "(")
+
+
+def _is_asked_derivative(sign: str, of: str, by: str, side: str, question: str) -> bool:
+    """Whether a quotient of differentials, "of" by "by", is the derivative that is asked for."""
+    bare = re.sub("[{}]", "", compact(question))
+    if not re.search(r"derivative|differentiate", question, re.IGNORECASE) or _FURTHER.search(question):
+        return False
+    if told := re.search(r"with respect to \$?([a-z])\b", question):
+        return told[1] == by
+    if side in bare:
+        return f"{side}=" not in bare
+    is_given = re.search(rf"(?<![A-Za-z]){of}\s*(?:\(\s*{by}\s*\))?\s*=[^.,;=]*{by}", question)
+    return sign == "d" and bool(is_given)
 
 
 def _unit_behind(after: str, question: str) -> str | None:
@@ -282,9 +297,9 @@ def expression(text: str, question: str = "", *, gold: bool = False) -> str | Sc
     whole = masked(text)
     if gold and whole.boxes:
         return ", ".join(whole.boxes)
-    no_words = "\n" not in text and not re.search(r"[^\W\d_]{2}", _COMMAND.sub(" ", STYLE.sub(" ", text)))
-    if no_words and (gold or "matrix}" in text):
-        return whole.shown(whole.text).strip()  # a=2, b=-1
+    no_words = not re.search(r"[^\W\d_]{2}|[\n:]", _COMMAND.sub(" ", STYLE.sub(" ", text)))
+    if no_words and not whole.boxes and (gold or "matrix}" in text):
+        return whole.shown(MARKUP.sub("", whole.text)).strip()  # a=2, b=-1
     *earlier, last = _without_remarks(whole, question) or [""]
     answer = _read(
         last, whole.formulas, question, alone=not earlier or _is_bare(last, earlier, whole), last=True

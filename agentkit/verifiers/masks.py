@@ -131,7 +131,8 @@ def _goes_on(end: str, before: str, after: str) -> bool:
     is_formula = IS_MASK.match(following) and unfinished
     ends_word = last.isalpha() and not re.search(r"[-+*/=^(\d−·]\s?[A-Za-z]\Z", before.rstrip("*_`#>$ "))
     in_words = ends_word and (following.islower() or bool(is_box or is_formula))
-    displayed = IS_BOX.match(last) and after.lstrip()[:1].islower()  # a box on lines of its own
+    goes_on = re.match(r"\s*(?!(?:so|hence|thus|since|therefore|because|then)\b)[a-z]", after)
+    displayed = IS_BOX.match(last) and goes_on  # a box on lines of its own
     return not last or last in ":：,，、;" or in_words or bool(displayed)
 
 

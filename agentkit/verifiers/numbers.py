@@ -106,7 +106,8 @@ _CONVERT = re.compile(  # all that is asked
     re.IGNORECASE,
 )
 _ASKED_ABROAD = re.compile(
-    r"\b(?:wie ?viele?|combien (?:de |d['’])|cu[aá]nt[oa]s|quant[aei]s?|сколько)\s*([^\W\d_]{1,20})",
+    r"\b(?:wie ?viele?|combien (?:de |d['’])|cu[aá]nt[oa]s|quant[aei]s?|сколько)\s*([^\W\d_]{2,20})"
+    r"(?![^\W\d_]|\s+(?:por|pro|par|per|за)\b)",
     re.IGNORECASE,
 )
 _MONEY = re.compile(

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -42,7 +42,7 @@ _HARNESS = Path(__file__).with_name("isolated").joinpath("harness.py").read_text
 _FENCE = re.compile(r"(?P<before>(?:[^`~]|(?!```|~~~).)*+)(?P<marks>`{3,}+|~{3,}+)[ \t]*(?P<tag>[^`]*)")
 _PYTHON = re.compile(r"[{.\s]*i?py(?:thon)?[\d.]*(?![\w+#-])", re.IGNORECASE)
 _LEADS_IN = re.compile(r"(?:.*[:：])?[ \t*+-]*+(?:\d+[.)])?[ \t*]*")  # words, or a list's mark
-_DECIMAL = re.compile(r"[-+]?\d{1,300}\.\d{1,300}")
+_DECIMAL = re.compile(r"[-+]?\d{1,5}\.\d{9,300}")  # of more digits than anybody asks for
 _ANSWER = re.compile(r"\A\s*(?:final )?answer[:：]\s*\n", re.IGNORECASE)
 MAX_ENDS = 8  # of one block, tried
 
@@ -223,19 +223,19 @@ def _fits(report: dict, expected: dict) -> bool:
 
 
 def _same_print(printed: str, expected: str) -> bool:
-    """Whether the lines have the same words, whatever the spaces; decimals as in ``_same``."""
-    lines, wanted = ([line.split() for line in text.rstrip().splitlines()] for text in (printed, expected))
-    if [len(line) for line in lines] != [len(line) for line in wanted]:
-        return False
-    pairs = zip(chain.from_iterable(lines), chain.from_iterable(wanted), strict=True)
-    return all(
-        one == other
-        or (
-            bool(_DECIMAL.fullmatch(one) and _DECIMAL.fullmatch(other))
-            and math.isclose(float(one), float(other), rel_tol=1e-9)
-        )
-        for one, other in pairs
-    )
+    """Whether the lines are the same, but for spaces behind them; long decimals as in ``_same``."""
+    lines, wanted = ([line.rstrip() for line in text.rstrip().splitlines()] for text in (printed, expected))
+    return len(lines) == len(wanted) and all(map(_same_line, lines, wanted))
+
+
+def _same_line(line: str, gold: str) -> bool:
+    words, wanted = line.split(" "), gold.split(" ")
+    return line == gold or (len(words) == len(wanted) and all(map(_same_word, words, wanted)))
+
+
+def _same_word(word: str, gold: str) -> bool:
+    is_close = _DECIMAL.fullmatch(word) and _DECIMAL.fullmatch(gold)
+    return word == gold or bool(is_close and math.isclose(float(word), float(gold), rel_tol=1e-9))
 
 
 def _same(value: Any, gold: Any) -> bool:

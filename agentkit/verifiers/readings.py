@@ -11,10 +11,10 @@ from typing import Any
 from agentkit.records import Score
 from agentkit.verifiers.frames import SAYS_ANSWER, classes, closes, expression, is_chat, leads_up, opens
 from agentkit.verifiers.masks import DOLLAR, IS_BOX, MARKUP, STYLE, Masked, masked, sentences
-from agentkit.verifiers.numbers import IN_WORDS, MULTIPLES, amount, in_digits, is_unit
+from agentkit.verifiers.numbers import IN_WORDS, MULTIPLES, amount, asked_unit, in_digits, is_unit
 from agentkit.verifiers.questions import asked, lexeme, silent_words
 from agentkit.verifiers.statements import affirms, describes, statements, states_box
-from agentkit.verifiers.words import JOINER, Token, asked_for, tokens_of
+from agentkit.verifiers.words import JOINER, Token, asked_for, is_age, tokens_of
 
 _AMOUNT = re.compile(
     r"(?<!\\)\$(?=-?\d(?:[^$\n\\]|\\.)*(?:\n|\Z|\s\$|\$\d))"
@@ -24,10 +24,9 @@ _COUNTED = re.compile(  # no second number
     r"([^\d\s](?:\D|(?<=\^)\d|(?<=\^-)\d)*)"
 )
 _PERCENT = frozenset(("%", "percent", "per cent"))
-_ASKED_PERCENT = re.compile(
-    r"\b(?:(?:what|which|how many)\s+(?:(?:is|was) the\s+)?|in\s+|as an?\s+)per ?cent(?:age)?\b"
-    r"(?!\s+points?)",
-    re.IGNORECASE,
+_ASKED_PERCENT = re.compile(r"\b(?:what|which)\s+(?:(?:is|was) the\s+)?per ?cent(?:age)?\b", re.IGNORECASE)
+_IN_PERCENT = re.compile(  # in the last sentence
+    r"\b(?:how many\s+|in\s+|as an?\s+)per ?cent(?:age)?\b(?![\s-]*points?)[^.?!]*[.?!]?\s*\Z", re.IGNORECASE
 )
 _PASSAGE = re.compile(r"\s*\[\d+\]")  # a search result copied out
 _DIGITS = re.compile(r"\d[\d.,' {}\\!]*")
@@ -39,20 +38,28 @@ _ASKED_LETTER = re.compile(
     re.IGNORECASE,
 )
 _ASKS = r"\b(?i:find|what is|compute|calculate|determine) (?:the )?(?:\w+ ){0,3}?"
+_ASKS_FOR = (
+    r"\b(?i:find|what is|what was|compute|calculate|determine) (?:the|its)"
+    r"(?: (?:average|initial|final|total|maximum|minimum|population|sample))?"
+)
 _LETTERS = {  # what letters stand for, where that is asked
-    letter: re.compile(rf"{_ASKS}(?:{words})\b")
-    for letter, words in {
-        "λ": "eigenvalue|wavelength", "σ": "standard deviation", "μ": "mean",
-        "ρ": "density", "θ": "angle", "pH": "pH", "v": "speed", "I": "current",
-        "U": "voltage", "Q": "heat|charge", "T": "period", "d": "distance", "s": "distance",
+    "λ": re.compile(_ASKS + r"(?:eigenvalue|wavelength)\b"), "pH": re.compile(_ASKS + r"pH\b"),
+} | {
+    letter: re.compile(
+        rf"{_ASKS_FOR} (?:{word})(?=\s+(?:of|in|at|when|if|for|between|from)\b|[?.,]|\Z)"
+    )
+    for letter, word in {
+        "σ": "standard deviation", "μ": "mean", "ρ": "density", "θ": "angle", "v": "speed", "I": "current",
+        "U": "voltage", "Q": "heat", "T": "period", "d": "distance", "s": "distance",
     }.items()
 }  # fmt: skip
 _GREEK = {"\\lambda": "λ", "\\rho": "ρ", "\\theta": "θ", "\\sigma": "σ", "\\mu": "μ"}
-_UNITS = {
-    "": r"\A(?!.*\b(?:area|volume)\b)",
-    "square ": r"\barea\b",
-    "cubic ": r"\bvolume\b",
-}  # what is asked
+_LENGTH = "distance|length|perimeter|circumference|radius|diameter|height|hypotenuse|side"
+_UNITS = {  # what is asked for in units of any kind
+    "": rf"\A(?!.*\b(?:area|volume|how many)\b).*\b(?:{_LENGTH})\b",
+    "square ": r"\A(?!.*\bhow many\b).*\barea\b",
+    "cubic ": r"\A(?!.*\bhow many\b).*\bvolume\b",
+}
 _IN_DOLLARS = re.compile(  # a number or an equation of one, in front of a unit
     r"\A\$\s?((?:\\?[A-Za-z]+(?:_\w+)?\s*=\s*)?[-+\d.,/ ]+)\$(?=\s*[^\W\d_])"
 )
@@ -68,6 +75,7 @@ _ROUNDED = re.compile(
     r"|(?:\b(?:to|with)|,) (?:\w+ )?\w+ (?:decimals|decimal places?|significant (?:figures|digits))\b)",
     re.IGNORECASE | re.DOTALL,
 )
+_AGED = re.compile(r"(?:(?:he|she|it|they) (?:is|was|were|are) )?\d", re.IGNORECASE)
 _WITH_UNIT = re.compile(r"(-?[\d.,]*\d)\s?([^\d\s=<>]\S{0,29})")
 _FELL = re.compile(
     r"(?P<said>[^\d:;,]*?)\b(?:(?:decreased|fell|declined|dropped|shrank|went down) by"
@@ -114,14 +122,24 @@ def numbers(text: str, question: str = "", gold: str = "") -> Iterator[str]:
     if isinstance(number, str):
         number = in_digits(_value_asked(_IN_DOLLARS.sub(r"\1 ", plain(number)), question))
         yield number
-        if (rest := _LEFT.fullmatch(number)) and re.search(r"\b(?:left|remain\w*)\b", question):
+        if re.search(r"\b(?:left|remain\w*)\b", _asking(question)) and (rest := _LEFT.fullmatch(number)):
             yield rest[1]
         counted = _COUNTED.fullmatch(number)
         units = re.fullmatch(r"(|square |cubic )units?", counted[2]) if counted else None  # of any kind
-        if units and not has_unit and re.search(_UNITS[units[1]], question, re.IGNORECASE | re.DOTALL):
+        if (
+            units
+            and not has_unit
+            and not asked_unit(question)
+            and re.search(_UNITS[units[1]], question, re.IGNORECASE | re.DOTALL)
+        ):
             yield counted[1]
-        percent = counted and counted[2] in _PERCENT and _ASKED_PERCENT.search(question)
-        if counted and not has_unit and (percent or asked_for(counted[2], question)):
+        percent = (
+            counted
+            and counted[2] in _PERCENT
+            and (_ASKED_PERCENT.search(question) or _IN_PERCENT.search(question))
+        )
+        is_aged = counted and _AGED.match(text) and is_age(counted[2], question)
+        if counted and not has_unit and (percent or is_aged or asked_for(counted[2], question)):
             yield counted[1]
         words = number.split()
         several = JOINER.search(number)
@@ -168,6 +186,10 @@ def _below_working(text: str, question: str) -> str:
     return last if working.strip() and "\n" not in last else ""
 
 
+def _asking(question: str) -> str:
+    return re.split(r"[.?!]\s", question.strip(" .?!"))[-1]
+
+
 def _value_asked(number: str, question: str) -> str:
     """The value in "5! = 120", and in "x = 4" or "f(3) = 9" where the question asks for what is in front."""
     name, *values = (side.strip() for side in re.split(r"=|≈|\\approx", number.strip("$")))
@@ -175,12 +197,15 @@ def _value_asked(number: str, question: str) -> str:
         return number
     if not re.search("[A-Za-z]", name):
         return values[0] if _WORKED_OUT.fullmatch(name) else number
-    letter = _LETTERS.get(_GREEK.get(name, name))
-    if letter and letter.search(question):
+    letter = _GREEK.get(name, name)
+    alone = rf"(?<![A-Za-z]){re.escape(letter)}(?![A-Za-z])|{re.escape(name)}(?![A-Za-z])"
+    stands_for = _LETTERS.get(letter)
+    if stands_for and stands_for.search(question) and (letter in "λpH" or not re.search(alone, question)):
         return values[0]
     own = _SYMBOL.fullmatch(name)
     if own and own[2]:  # of a kind: the kinetic energy's
-        name = own[1] if any(word.startswith(own[2]) for word in asked(question).clause) else ""
+        of_kind = re.search(rf"\b{own[2]}\w*\s+{own[1]}\w{{3,}}", _asking(question), re.IGNORECASE)
+        name = own[1] if of_kind and own[1] not in "nx" else ""
     own = own and name and not re.search(rf"(?<![A-Za-z]){name}(?![A-Za-z])", question)
     named = own and (name in "xn" or re.search(rf"\b{name}\w{{3,}}", question, re.IGNORECASE))
     if named and not _ASKED_LETTER.search(question):

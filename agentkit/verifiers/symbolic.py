@@ -109,7 +109,8 @@ def _reversed(interval: re.Match) -> str:
 
 
 _BUILT = re.compile(  # {x in R : x <= 5}
-    r"\\\{\s*([a-z])\s*(?:(?:\\in|∈)\s*(?:\\mathbb\s*\{?R\}?|ℝ)\s*)?(?::|\\mid|\\vert|\|)\s*((?=[^:]*\1)[^:,{}|]{1,60}?)\s*\\\}"
+    r"\\\{\s*([a-z])\s*(?:(?:\\in|∈)\s*(?:\\mathbb\s*\{?R\}?|ℝ)\s*)?(?::|\\mid|\\vert|\|)\s*"
+    r"((?=[^:]*\1)(?=[^:]*(?:[<>≤≥]|\\[lg](?:e|eq|t)(?![A-Za-z])))[^:,{}|=]{1,60}?)\s*\\\}"
 )
 _CONDITION = re.compile(
     r"[\s,$]*(?:(?:\\text\s*\{)?[ ,(]*\b(?:for|where|if|with|when|provided(?: that)?)\b[ }]*"
@@ -142,8 +143,7 @@ _NOTATION = tuple(  # how people type what the LaTeX reader takes in one form on
         ("∈", r"\\in "),
         ("∪", r"\\cup "),
         (_BUILT.pattern, r"\2"),
-        ("[α-ω](?<![ος])", lambda letter: f"\\{_greek(letter[0])} "),
-        (r"(=\s*[^=,]{1,20}?)\s+[ye]\s+(?=[A-Za-z]\s*=)", r"\1, "),  # x = a y x = -a
+        (r"(?<![\u0370-\u03ff])[α-ω](?<![ος])(?![^\W\d_])", lambda letter: f"\\{_greek(letter[0])} "),
         (r"\*\*", "^"),
         (r"\\(?:lor|vee)(?![A-Za-z])|∨", " or "),
         ("[·⋅]", r"\\cdot "),
@@ -177,8 +177,7 @@ def symbolic(
         said = expression(" ".join(_plain(given.strip("$ ")).split()), question)
         given = said if isinstance(said, str) and len(said) < len(given) else given
     wanted, given = _bare(wanted), _bare(given)
-    if "_" not in wanted and not re.search(r"[a-z](?:_\{?\d|[₀-₉])", question):
-        given = re.sub(r"(?<![A-Za-z])([a-z])_\{?\d\}?(?=\s*=)", r"\1", given)  # x_1 = 4, x_2 = -2
+    given = _joined(given, wanted, question)
     if "matrix}" in wanted:
         given = _ROWS.sub(_matrix, given)
         given = _TUPLE.sub(partial(_vector, column="&" not in wanted), given)
@@ -192,6 +191,17 @@ def symbolic(
     return _at_sight(given, wanted, question) or _with_units(given, wanted, question, tolerance)
 
 
+def _joined(given: str, wanted: str, question: str) -> str:
+    """Solutions in one notation: x_1 = 4, x_2 = -2 where no x has an index, and x = a y x = -a in Spanish."""
+    indices = re.findall(r"(?<![A-Za-z])[a-z]_\{?(\d)\}?\s*=(?!\s*[a-z]_)", given[:300])
+    is_numbered = len(set(indices)) == len(indices) == given.count("_") > 1
+    if is_numbered and "_" not in wanted and not re.search(r"[a-z](?:_\{?\d|[₀-₉])", question):
+        given = re.sub(r"([a-z])_\{?\d\}?(?=\s*=)", r"\1", given)
+    if len(given) < 200 and re.search("[¿ñáéíóúàèìòù]", question):
+        given = re.sub(r"(=\s?[^\s=,][^=,]{0,19}?)\s[ye]\s(?=[A-Za-z]\s?=)", r"\1, ", given)
+    return given
+
+
 def _unlabelled(answer: str, question: str) -> str:
     """An answer without what was sought in front of it: "Vertex: (4, 7)"."""
     labelled = _LABELLED.fullmatch(answer) if question else None
@@ -202,16 +212,20 @@ def _unlabelled(answer: str, question: str) -> str:
 
 def _without_condition(answer: str, gold: str, question: str) -> str:
     """An answer without the question's own condition behind it: x + 1 (for x ≠ 1)."""
-    start = max(0, len(answer) - 80)
-    behind = None if _CONDITION.search(gold[-80:]) else _CONDITION.search(answer, start)
-    if not behind or _signs(behind["condition"]) not in _signs(question):
+    behind = None if _CONDITION.search(gold[-80:]) else _CONDITION.search(answer, max(0, len(answer) - 80))
+    if not behind:
         return answer
-    shorter = answer[: behind.start()]
+    shorter, own = answer[: behind.start()], _signs(behind["condition"]).strip("( )")
+    is_own = re.search(rf"(?<![\w.]){re.escape(own)}(?![\w./,]*\d)", _signs(question))
+    is_about = re.search(rf"(?<![A-Za-z]){own[0]}(?![A-Za-z])", shorter) and not _RELATED.search(shorter)
+    if not (is_own and is_about):
+        return answer
     return shorter + "$" * (shorter.count("$") % 2)
 
 
 def _signs(text: str) -> str:
-    return re.sub(r"\\[,;: ]|[\s${}]", "", re.sub(r"\\neq?(?![A-Za-z])", "≠", text))
+    text = re.sub(r"\\[,;: ]|[{}]", "", re.sub(r"\\neq?(?![A-Za-z])", "≠", text)).replace("$", " ")
+    return re.sub(r"\s*≠\s*", "≠", text)
 
 
 def _all_but_one(answer: str, question: str) -> str:

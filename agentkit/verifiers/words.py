@@ -24,6 +24,9 @@ _HOW_MANY = re.compile(  # what a question asks to count, up to five words of it
     re.IGNORECASE,
 )
 _MEASURED_IN = re.compile(r"\bin\s+((?:[^\W\d_]+[^\S\n]*){1,5})", re.IGNORECASE)
+_HOW_OLD = re.compile(
+    r"\A(?!.*\b(?:months|weeks|days)\b).*\bhow old (?:is|was|are|were|will)\b", re.I | re.DOTALL
+)
 _COMPOUND = re.compile(r"\bin\s+[^\W\d_]{1,20}(?:[/^·²³]|-(?=[^\W\d_]))")  # in km/h
 JOINER = re.compile(r"\b(?:and|or|plus|but|und|oder|et|ou|y|e|o|и|или)\b|[和或と、]", re.IGNORECASE)
 RATES = frozenset("a an each every".split())
@@ -90,9 +93,6 @@ def asked_for(words: str, question: str) -> bool:
     given, bare = _words(words), words.casefold().split()
     if (sought := asked_unit(question)) and is_unit(words.strip()) and not same_unit(words.strip(), sought):
         return False  # not converted
-    if re.search(r"\bhow old\b", question, re.IGNORECASE):
-        said = all(in_question(word, "", question) for word in bare[2:])  # when she died
-        return bare == ["years"] or (bare[:2] == ["years", "old"] and said)
     if not given or bare[0][0] == "/" or JOINER.search(words) or sections()["twist"].intersection(bare):
         return False
     if bare[0] in RATES and " ".join(bare) not in question.casefold().rpartition("how ")[2]:
@@ -107,6 +107,17 @@ def asked_for(words: str, question: str) -> bool:
     if asked := [set(_words(phrase)) for phrase in (*counted, *measured)]:
         return any(set(given) <= phrase for phrase in asked)
     return "per" not in given and all(in_question(word, "", question) for word in given)
+
+
+def is_age(words: str, question: str) -> bool:
+    """Whether words behind a number are years of the age that is asked for."""
+    clauses = re.findall(r"when \w+ \w+", question.casefold())
+    said = " ".join(words.casefold().rstrip(".").split())
+    return bool(_HOW_OLD.search(question)) and said in (
+        "years",
+        "years old",
+        *(f"years old {c}" for c in clauses),
+    )
 
 
 def _asked_words(pattern: re.Pattern, question: str) -> list[str]:
