@@ -37,7 +37,7 @@ from agentkit.runs import (
     write_trajectories,
 )
 from agentkit.runs.labfile import blame, lab_digest, load_module
-from agentkit.runs.recipe import ONE_CARD, listed, refuse
+from agentkit.runs.recipe import listed
 from agentkit.tasks import Suite, SuiteError, shipped_families
 from agentkit.tasks.family import Family, Measure, with_content_id
 from agentkit.tasks.pass_rates import learnable, pass_rates, with_pass_rates
@@ -179,13 +179,6 @@ class Lab:
     def _asked(self) -> list[str]:
         return family_names(self.recipe.families, self.families)
 
-    def _with_tools(self, task: Task) -> Task:
-        """The task; where it does not say its tools, and its family has not the usual ones, with that's."""
-        if task.tools != Task.__dataclass_fields__["tools"].default:
-            return task
-        held = tuple(tools_of(example(self.families[task.family].environment)))
-        return task if set(task.tools) <= set(held) else replace(task, tools=held)
-
     def adopt(self, suite: Suite) -> Suite:
         """Tasks from elsewhere as a suite of this lab: content ids, known families, three splits.
 
@@ -197,7 +190,12 @@ class Lab:
                 f"the tasks are of family {unknown[0]!r}, which is not known; there are "
                 f"{', '.join(sorted(self.families))}. Define it in the lab file (agentkit new)"
             )
-        tasks = [with_content_id(self._with_tools(task)) for task in suite]
+        usual = Task.__dataclass_fields__["tools"].default
+        unsaid = {task.family for task in suite if task.tools == usual}
+        held = {family: tuple(tools_of(example(self.families[family].environment))) for family in unsaid}
+        changed = {family: tools for family, tools in held.items() if not set(usual) <= set(tools)}
+        own = (changed.get(t.family, usual) if t.tools == usual else t.tools for t in suite)
+        tasks = [with_content_id(replace(t, tools=tools)) for t, tools in zip(suite, own, strict=True)]
         first: dict[str, str] = {}
         for task, given in zip(tasks, suite, strict=True):
             if task.id in first:
@@ -372,7 +370,6 @@ class Lab:
         """
         from agentkit.policies.loading import agent_of, check_agents, make_policy  # loads torch
 
-        refuse([(self.recipe.shard or self.recipe.tensor_parallel > 1, ONE_CARD)])
         check_agents(run, self.recipe, policies)
         if source != "hub" and not Path(source).exists():
             raise DataError(f"{source} does not exist: name the folder with GAIA's files, or hub")

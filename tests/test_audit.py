@@ -183,10 +183,7 @@ def test_another_tasks_answer_that_passes_is_found():
         Task("y", "q?", "Lyons", "exact"),
     ]
     assert failures(*alias) == set()  # an alias is right on purpose
-    spelt = [
-        Task("x", "In which country is Texas?", "United States"),
-        Task("y", "Whose flag has 50 stars?", "USA"),
-    ]
+    spelt = [Task("x", "When was it signed?", "July 4, 1776"), Task("y", "On which day?", "4 July 1776")]
     assert failures(*spelt) == set()  # two spellings of one answer
 
 

@@ -229,12 +229,14 @@ def test_select_counts_what_it_did():
 
 
 def test_a_process_with_one_task_may_replace_its_group_too():
+    """Its share of what all processes may sample is told it."""
     recipe = Recipe.from_mapping({"dead_groups": "replace", "group_size": 2, "extra_rollouts": 0.5})
 
     def roll_out(own, size):
         return [t for g in World()(own) for t in g.trajectories][: len(own) * size]
 
-    assert select(tasks("d1"), tasks("a"), roll_out, is_dead, recipe).counts["replaced"] == 1
+    assert select(tasks("d1"), tasks("a"), roll_out, is_dead, recipe, 1).counts["replaced"] == 1
+    assert select(tasks("d1"), tasks("a"), roll_out, is_dead, recipe, 0).counts["replaced"] == 0
 
 
 def test_fresh_tasks_are_unused_shuffled_and_fixed_by_the_seed():

@@ -97,9 +97,9 @@ def read_log(
         for name, why in held.items()
         if why or not (name in known or name.startswith("rewards/"))
     ]
-    if not any(name in held for name in sources["step"]):
+    if not (counted := [name for name in sources["step"] if held.get(name) == ""]):
         _count(path, rows, sources)
-    sources["step"] = [name for name in sources["step"] if name in held][:1]  # W&B's own counts other rows
+    sources["step"] = counted[:1] or sources["step"]  # W&B's own counts other rows too
     steps = _steps(path, rows, sources)
     if not any(step.number > 0 for step in steps):
         raise DataError(

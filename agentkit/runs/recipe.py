@@ -419,8 +419,10 @@ class Recipe:
     given: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
-        """Check keys, types and bounds. Raises RecipeError."""
+    def from_mapping(cls, values: Mapping[str, Any], *, together: bool = True) -> Self:
+        """Check keys, types, bounds and, but for a run that was made, whether they go ``together``. Raises
+        RecipeError.
+        """
         fields = cls.keys()
         for name in values:
             if name not in fields:
@@ -431,7 +433,7 @@ class Recipe:
             **{name: _checked(fields[name], value) for name, value in values.items()}, given=frozenset(values)
         )
         _template_arguments(recipe.template_arguments)
-        for rules in (
+        rooms = (
             _clipping,
             _engine,
             _larger_than_a_card,
@@ -440,7 +442,8 @@ class Recipe:
             _reward,
             batch_rules,
             _thinking,
-        ):
+        )
+        for rules in rooms if together else ():
             refuse(rules(recipe))
         return recipe
 
@@ -457,7 +460,8 @@ class Recipe:
         """
         known = cls.keys().keys() - {"report_to"}
         try:
-            return cls.from_mapping({n: v for n, v in run.manifest["recipe"].items() if n in known})
+            kept = {name: value for name, value in run.manifest["recipe"].items() if name in known}
+            return cls.from_mapping(kept, together=False)
         except RecipeError as error:
             raise RecipeError(f"{run.file(MANIFEST)}: {error}") from None
 
@@ -547,9 +551,6 @@ class Recipe:
 FILES = tuple(name for name, key in Recipe.keys().items() if key.metadata["file"])
 
 
-ONE_CARD = "gaia measures in one process, on one card: leave it out where the model is larger than a card"
-
-
 # ---- keys that do not go together: whether a recipe breaks a rule, and the sentence that says so
 Rules = list[tuple[Any, str]]
 
@@ -624,7 +625,10 @@ def _larger_than_a_card(recipe: Recipe) -> Rules:
             "trained: sharded ones are there only while all processes compute together. Use engine: vllm, "
             "or server",
         ),
-        (recipe.gaia and (recipe.shard or recipe.tensor_parallel > 1), ONE_CARD),
+        (
+            recipe.gaia and (recipe.shard or recipe.tensor_parallel > 1),
+            "gaia measures in one process, on one card: leave it out where the model is larger than a card",
+        ),
         (
             recipe.shard and recipe.weight_sync == "merged",
             "shard hands the adapter alone to engines: leave weight_sync: merged out",

@@ -225,10 +225,13 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
         """
         seed = self.recipe.seed + 1_000_003 * step
         fresh = fresh_tasks(self._tasks.values(), everyone, seed)
-        fresh = fresh[self.accelerator.process_index :: self.accelerator.num_processes]
+        index, count = self.accelerator.process_index, self.accelerator.num_processes
+        fresh = fresh[index::count]
+        extra = int(self.recipe.extra_rollouts * len(everyone))  # groups of all processes
+        extra = extra // count + (index < extra % count)
         roll = partial(self._rollout, policy=policy, seed=seed, step=step, run=run)
         is_dead = partial(advantages.teaches_nothing, self._tasks, self.reward, self.recipe)
-        return select(tasks, fresh, roll, is_dead, self.recipe)
+        return select(tasks, fresh, roll, is_dead, self.recipe, extra)
 
     @contextmanager
     def _synced(self) -> Iterator[dict[str, float]]:

@@ -161,6 +161,7 @@ class Resumable:
         ours, free = self._fingerprint, {*_FREE, *_PARTS}
         if any(path.glob("rollouts_*")) or self.recipe.loss_type == "bnpo":  # a mean over a micro-batch
             free -= {*_PARTS}
+        free |= {"chat template"} - made.keys()  # of an older version
         return sorted(name for name in {*made, *ours} - free if _value(made, name) != _value(ours, name))
 
     def _tell(self, text: str) -> None:
@@ -315,7 +316,8 @@ class Resumable:
         if self._boundary is None or self.accelerator.num_processes > 1:
             return
         step, states, guards, lead = self._boundary
-        if self._moving and step < self.state.global_step < self.args.max_steps:  # in its validation
+        is_error = not isinstance(error, KeyboardInterrupt)  # a second Ctrl-C goes back, bit for bit
+        if self._moving and is_error and step < self.state.global_step < self.args.max_steps:  # in validation
             step, states, guards = self.state.global_step, random_states(), self.guards.state()
             lead = self.lead
         elif self._moving:
@@ -372,7 +374,10 @@ class _Marks(TrainerCallback):
         ended = self._trainer.guards.watch.ended or state.global_step == state.max_steps  # validated already
         control.should_training_stop |= "stop" in asked
         if "stop" in asked and state.global_step % self._trainer.recipe.val_every and not ended:
+            watch = self._trainer.guards.watch
+            since = watch.since_best
             self._trainer.validate()  # the last step: what is kept is what it has learnt
+            watch.since_best, watch.ended = since, None  # it takes no patience from the training that goes on
         every = self._trainer.recipe.save_every
         due = control.should_training_stop or (every > 0 and state.global_step % every == 0)
         control.should_save |= bool(asked) or due

@@ -6,7 +6,6 @@ counts tokens is smaller by its tokens. ``select`` is the one loop that samples;
 function that rolls out. Leaves out advantages.
 """
 
-import math
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -86,9 +85,16 @@ class Selected:
 
 
 def select(
-    tasks: Sequence[Task], fresh: Sequence[Task], roll_out: Roll, is_dead: IsDead, recipe: Recipe
+    tasks: Sequence[Task],
+    fresh: Sequence[Task],
+    roll_out: Roll,
+    is_dead: IsDead,
+    recipe: Recipe,
+    extra: int | None = None,
 ) -> Selected:
-    """Sample one step's groups as the recipe asks; ``fresh`` tasks may take a dead group's place."""
+    """Sample one step's groups as the recipe asks; ``fresh`` tasks may take a dead group's place, at most
+    ``extra`` groups of them (by default ``extra_rollouts`` times the tasks).
+    """
     cost = recipe.group_size * (2 if recipe.resample_correct else 1)
 
     def sample(chosen: Sequence[Task]) -> list[Group]:
@@ -98,8 +104,8 @@ def select(
         return groups
 
     groups = sample(tasks)
-    most = math.ceil(round(recipe.extra_rollouts * len(tasks), 6))  # a process may have one task
-    budget = most * cost if recipe.dead_groups == "replace" else 0
+    extra = int(recipe.extra_rollouts * len(tasks)) if extra is None else extra
+    budget = extra * cost if recipe.dead_groups == "replace" else 0
     chosen, replaced, extra = replace_dead(groups, fresh, sample, is_dead, budget, cost)
     dropped = [recipe.dead_groups == "drop" and is_dead(group) for group in chosen]
     out = left_out(chosen, dropped, recipe)

@@ -54,9 +54,9 @@ class Validated:
         summary = summarize(sampled, self.validation)
         better = summary["success"] > self.best[0]
         if summary["success"] >= self.best[0]:  # of equals the last is kept
-            self.best = (summary["success"], self.state.global_step)
             model, out = self.accelerator.unwrap_model(self.model), self.run.file("adapter")
             on_main_process(lambda: save_adapter(model, self.processing_class, out))
+            self.best = (summary["success"], self.state.global_step)
         self.guards.validated(better)
         self._measured |= metrics.validation_metrics(summary, sampled, time.monotonic() - start)
 
