@@ -356,6 +356,10 @@ def test_what_measured_an_earlier_training_is_put_aside(whole, tmp_path):
     (path / "comparison.json").write_text("{}")
     make_trainer(path)
     assert not (path / "comparison.json").exists() and (path / "train-1" / "comparison.json").exists()
+    alone = Run.create(tmp_path / "alone").path
+    (alone / "comparison.json").write_text("{}")
+    make_trainer(alone)
+    assert not (alone / "train-1").exists()  # there is no earlier training that it could go with
 
 
 def test_another_chat_template_in_the_same_file_is_another_training(tmp_path):
