@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,16 @@ def _no_run_of_another_test():
     """Papermill names the run it writes in the environment of the process, which outlives a test."""
     yield
     os.environ.pop(RUN_VARIABLE, None)
+
+
+@pytest.fixture
+def thread_time():
+    """The seconds of processor time of this thread: a worker's other threads are none of a test's, nor is a
+    collection of all that its tests have loaded.
+    """
+    gc.disable()
+    yield time.thread_time
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import math
 import re
-import time
 import warnings
 
 import numpy as np
@@ -712,14 +711,14 @@ def test_an_alarm_that_comes_again_is_told_once(tmp_path, capsys):
     assert "3 alarms in 99 steps" in said
 
 
-def test_a_line_of_verls_console_is_read_in_time_linear_in_its_length(tmp_path):
+def test_a_line_of_verls_console_is_read_in_time_linear_in_its_length(tmp_path, thread_time):
     line = (
         "step:7 - global_seqlen/min:61 - val-core/openai/gsm8k/acc/mean@1:np.float64(0.42) - actor/lr:1e-06"
         " - actor/kl_loss:np.float64(-0.5) - actor/entropy:nan - timing_s/step:3.5 - "
     )
-    began = time.process_time()
+    began = thread_time()
     steps, unknown = read_log(written(tmp_path / "verl.log", line + "a" * 60_000))
-    assert time.process_time() - began < 3
+    assert thread_time() - began < 3
     assert steps[0].number == 7 and steps[0]["kl"] == -0.5 and steps[0]["learning_rate"] == 1e-6
     assert unknown == ["global_seqlen/min", "val-core/openai/gsm8k/acc/mean@1", "timing_s/step"]
 

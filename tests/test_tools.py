@@ -112,20 +112,21 @@ BOMBS = [
 
 
 @pytest.mark.parametrize("expression", BOMBS)
-def test_no_bomb_takes_long(expression):
+def test_no_bomb_takes_long(expression, thread_time):
     outcome = []
 
     def work():
+        start = thread_time()
         try:
             outcome.append(calculate(expression))
         except ValueError as error:
             outcome.append(str(error))
+        outcome.append(thread_time() - start)
 
-    start = time.process_time()
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(30)
-    assert outcome and time.process_time() - start < 5
+    assert len(outcome) == 2 and outcome[1] < 5
     assert len(outcome[0]) < 1_500
 
 
@@ -228,13 +229,13 @@ def test_only_the_first_rows_are_shown(corpus):
         ("x" * 2_001, "limit is 2000"),
     ],
 )
-def test_what_is_no_bounded_select_is_a_sentence(corpus, sql, says, monkeypatch):
+def test_what_is_no_bounded_select_is_a_sentence(corpus, sql, says, monkeypatch, thread_time):
     monkeypatch.setattr(database, "TIMEOUT_S", 60.0)  # the steps end it, however busy the machine
-    start = time.process_time()
+    start = thread_time()
     with pytest.raises(ValueError) as error:
         query_database(corpus, sql)
     assert says in str(error.value) and not isinstance(error.value, UnicodeError)
-    assert time.process_time() - start < 15
+    assert thread_time() - start < 15
     assert query_database(corpus, "SELECT capital FROM country WHERE name = 'France'").endswith("Paris")
 
 

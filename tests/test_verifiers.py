@@ -6,7 +6,6 @@ import math
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
@@ -45,10 +44,10 @@ def value(kind, answer, gold, **options):
     return score.value
 
 
-def test_a_long_prompt_that_asks_in_no_words_is_read_at_once():
-    start = time.process_time()
+def test_a_long_prompt_that_asks_in_no_words_is_read_at_once(thread_time):
+    start = thread_time()
     assert value("exact", "The answer is Paris.", "Paris", question="word " * 10_000) == 1.0
-    assert time.process_time() - start < 5
+    assert thread_time() - start < 5
 
 
 # ---- the final answer
@@ -129,10 +128,10 @@ def test_lines_below_an_answer_that_take_it_back(below, expected):
              "#answer" + " " * 190_000 + "\n", "#answer" + "*" * 190_000, "Answer:\n" * 24_000, "Answer:" + "\n" * 190_000,
              "answer" + "*" * 19_000 + "x\n```"]
 )  # fmt: skip
-def test_no_final_text_takes_long(text):
-    start = time.process_time()
+def test_no_final_text_takes_long(text, thread_time):
+    start = thread_time()
     final_answer(text)
-    assert time.process_time() - start < 2
+    assert thread_time() - start < 2
 
 
 # ---- exact
@@ -385,8 +384,8 @@ def test_any_answer_gets_a_verdict_and_the_same_one_twice(answer, gold, kind):
     assert check(kind, answer, gold) == score
 
 
-def test_huge_answers_are_bounded():
-    start = time.process_time()
+def test_huge_answers_are_bounded(thread_time):
+    start = thread_time()
     for answer in (
         "9" * 200_000,
         "1," * 100_000,
@@ -398,7 +397,7 @@ def test_huge_answers_are_bounded():
     ):
         for kind in ("exact", "numeric"):
             assert value(kind, answer, "7") == 0
-    assert time.process_time() - start < 5
+    assert thread_time() - start < 5
 
 
 @pytest.mark.parametrize(
@@ -411,10 +410,10 @@ def test_huge_answers_are_bounded():
         r"\boxed{5}" + " " * 19_000,
     ],
 )
-def test_long_expressions_are_bounded(answer):
-    start = time.process_time()
+def test_long_expressions_are_bounded(answer, thread_time):
+    start = thread_time()
     assert value("symbolic", answer, "9001") == 0
-    assert time.process_time() - start < 2
+    assert thread_time() - start < 2
 
 
 def test_a_task_tells_its_verifier_what_was_asked():
