@@ -8,6 +8,7 @@ import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 
@@ -26,6 +27,7 @@ from agentkit.verifiers import (
     answer_limit,
     check,
     final_answer,
+    looks_at_calls,
     normalize,
     numbers,
     parse_number,
@@ -132,6 +134,30 @@ def test_no_final_text_takes_long(text, thread_time):
     start = thread_time()
     final_answer(text)
     assert thread_time() - start < 2
+
+
+@pytest.mark.parametrize(
+    ("turn", "expected"),
+    [
+        ('{"reasoning": "She won two.", "answer": "Marie Curie"}', 1),
+        ('```json\n{"confidence": 0.9, "final_answer": "Marie Curie"}\n```', 1),
+        ('{"answer": "Marie Curie", "explanation": "No, Linus Pauling."}', 0),
+        ('{"\\u0061nswer": "Linus Pauling", "answer": "Marie Curie"}', 0),
+        ("```python\nprint('Marie Curie')\n```\nAnswer: Marie Curie", 1),
+        ("```\nAnswer: Marie Curie\n```", 1),
+        ("It is not:\n\n```\nAnswer: Marie Curie\n```", 0),
+        ("-\n```python\nx = 1\n```\nMarie Curie", 0),
+        ('{"answer": "Marie Curie", "alternative": "Linus Pauling"}', 0),
+        ('{"answer": "Marie Curie", "Answer": "Linus Pauling"}', 0),
+        ('{"answer": ["Marie Curie", "Linus Pauling"]}', 0),
+        ("```python\nprint('Marie Curie')\n```", 0),
+        ("Answer: Marie Curie\n```python\nx = 1\n```\nAnswer: Linus Pauling", 0),
+        ("```\nAnswer: Marie Curie\nAnswer: Linus Pauling\n```", 0),
+    ],
+)
+def test_an_answer_in_json_or_beside_a_code_block_is_read(turn, expected):
+    asked = "Who was the first person to win Nobel Prizes in two sciences?"
+    assert value("exact", final_answer(turn), "Marie Curie", question=asked) == expected
 
 
 # ---- exact
@@ -519,6 +545,26 @@ def test_a_users_verifier_and_the_judge_see_long_answers(kinds, monkeypatch):
     assert check("essay", final_answer(long, answer_limit("essay")), "gold").value == 1
     assert answer_limit("judge") == answer_limit("code") == 20_000 and answer_limit("numeric") == MAX_ANSWER
     assert "20001 characters; 20000" in check("essay", "x" * 20_001, "gold").why
+
+
+def test_a_value_said_twice_raises_nothing_however_long_its_unit_is():
+    said = "1 hour and 30 minutes and 20 seconds and 100 milliseconds (5420.1 s)"
+    assert value("numeric", said, "5420.1 s") == 0
+    assert (
+        value("numeric", "3/8, i.e. 0.375", "0.375") == 1 and value("numeric", "3/8, i.e. 0.5", "0.375") == 0
+    )
+
+
+def test_a_verifier_may_be_a_dataclass(kinds):
+    @dataclass
+    class Close:
+        by: float
+
+        def __call__(self, answer, gold):
+            return float(abs(float(answer) - float(gold)) <= self.by)
+
+    register({"close": Close(0.5)})
+    assert value("close", "1.3", "1") == 1 and value("close", "1.6", "1") == 0 and not looks_at_calls("close")
 
 
 def test_registering_replaces_the_users_own_and_no_shipped_kind(kinds):

@@ -1,6 +1,8 @@
 """Which part of a policy's last turn is its answer. Leaves out whether it is right (the other modules)."""
 
+import json
 import re
+from typing import Any
 
 MAX_ANSWER = 2_000  # characters; anything longer is no answer, except for code and verifiers of your own
 MAX_CODE = 20_000
@@ -57,6 +59,12 @@ _CORRECTED = re.compile(  # what is said to be the correct one
     re.IGNORECASE,
 )
 FENCE = re.compile(r"```|^[ \t]*~~~", re.MULTILINE)
+_BLOCK = re.compile(  # of code, closed
+    r"^[ \t>]*(?P<fence>```|~~~)[^\n`~]*\n(?P<inside>(?:(?!^[ \t>]*(?:```|~~~)).*\n)*+)"
+    r"^[ \t>]*(?P=fence)[ \t]*$",
+    re.MULTILINE,
+)
+_JSON_KEY = re.compile(r"answer|result|final", re.IGNORECASE)
 
 
 def final_answer(text: str, limit: float = MAX_ANSWER) -> str | None:
@@ -80,6 +88,43 @@ def final_answer(text: str, limit: float = MAX_ANSWER) -> str | None:
         answer = _stated(text, lines)
         limit = max(limit, MAX_CODE) if _BOX in answer else limit
     return answer if 0 < len(answer) <= limit and not _EMPTY.fullmatch(answer) else None
+
+
+def unwrapped(text: str) -> str | None:
+    """The answer of a turn that is JSON ({"answer": 5}) or has code blocks; None for any other.
+
+    For verifiers of answers in words and numbers: code and verifiers of your own are shown all of it.
+    """
+    blocks = list(_BLOCK.finditer(text))
+    alone = len(blocks) == 1 and blocks[0][0].strip() == text.strip()
+    inside = blocks[0]["inside"] if alone else text
+    if inside.lstrip()[:1] == "{":
+        return _of_json(inside)
+    if alone:
+        return final_answer(inside) if len(inside.split("\n")) == 2 and _ANSWER_LINE.match(inside) else None
+    said = text[: blocks[-1].end()] if blocks else ""
+    is_sign = re.fullmatch(r"\W*\S\W*", _BLOCK.sub("", said))  # -, not
+    if not said or is_sign or _ANSWER_LINE.search(said) or _BOX in said or len(said) == len(text.rstrip()):
+        return None
+    rest = _BLOCK.sub("\n", text)
+    return None if FENCE.search(rest) else final_answer(rest)
+
+
+def _of_json(text: str) -> str | None:
+    """What stands under "answer" at the end of a JSON object, behind other texts that lead up to it."""
+    keys = []
+
+    def strict(pairs: list[tuple[str, Any]]) -> dict:
+        keys.extend(key for key, _ in pairs)
+        return dict(pairs)
+
+    try:
+        value = json.loads(text[:MAX_CODE], object_pairs_hook=strict, parse_float=str, parse_int=str)
+    except (ValueError, RecursionError):
+        return None
+    is_last = len(keys) == len(value) and [key for key in keys if _JSON_KEY.search(key)] == keys[-1:]
+    answer = value[keys[-1]] if is_last else None
+    return final_answer(answer) if isinstance(answer, str) else None
 
 
 def _stated(text: str, lines: list[re.Match]) -> str:

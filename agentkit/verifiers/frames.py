@@ -79,6 +79,7 @@ _FURTHER = re.compile(  # no first derivative
     r"\b(?:second|third|fourth|higher|mixed|2nd|3rd|twice|normal|anti\w*|integr\w*)\b|''|\^\{?\(?\d\)?\}?\s*[a-zA-Z]?\s*[}/]"
     r"|\^\{?\("
 )
+_ASKS = re.compile(r"\b(?:find|compute|calculate|determine|evaluate|give|state|what|then)\b", re.IGNORECASE)
 _OPERATOR = re.compile(r"[)}]|\s*(?:[+*/×·÷⋅=<>≤≥≈±&\\]|[-−–]\s)")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _OPERATION = re.compile(r"\\int(?![a-z]).*d[a-z]", re.DOTALL)  # an integral, carried out
@@ -249,7 +250,13 @@ def names_answer(side: str, question: str) -> bool:
 def _is_asked_derivative(sign: str, of: str, by: str, side: str, question: str) -> bool:
     """Whether a quotient of differentials, "of" by "by", is the derivative that is asked for."""
     bare = re.sub("[{}]", "", compact(question))
-    if not re.search(r"derivative|differentiate", question, re.IGNORECASE) or _FURTHER.search(question):
+    all_asked = (
+        rf"(?:find|compute|calculate|determine|whatis){re.escape(side)}(?=if|when|for|given|by|[?.,]|\Z)"
+    )
+    asks = re.search(r"derivative|differentiate", question, re.IGNORECASE) or (
+        re.search(all_asked, bare.casefold()) and len(_ASKS.findall(question)) == 1
+    )
+    if not asks or _FURTHER.search(question):
         return False
     if told := re.search(r"with respect to \$?([a-z])\b", question):
         return told[1] == by

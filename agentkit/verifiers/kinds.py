@@ -17,7 +17,7 @@ from typing import Any
 from agentkit.records import Score, Task, Trajectory, Unscored
 from agentkit.runs.labfile import blame, check_takes
 from agentkit.trajectories import results_of
-from agentkit.verifiers.extraction import MAX_ANSWER, MAX_CODE
+from agentkit.verifiers.extraction import MAX_ANSWER, MAX_CODE, unwrapped
 from agentkit.verifiers.judge import judge
 from agentkit.verifiers.numbers import numeric
 from agentkit.verifiers.patterns import regex
@@ -40,10 +40,11 @@ KINDS: dict[str, Verifier] = {
     "picture": picture,
 }
 SHIPPED = frozenset(KINDS)
-_READINGS = {
-    exact: (words_occur, phrases),
-    numeric: (digits_occur, numbers),
-}  # want the answer alone: where it stands in a sentence
+_READINGS = {  # want the answer alone: where it stands in a sentence
+    "exact": (words_occur, phrases),
+    "numeric": (digits_occur, numbers),
+}
+_IN_WORDS = frozenset((*_READINGS, "symbolic"))
 _SHORT = SHIPPED - {"code", "symbolic", "judge"}  # neither a program, reasoning that ends in a box, nor prose
 
 
@@ -105,13 +106,15 @@ def check(
     verifier = KINDS[kind]
     try:
         looks_at = _looks_at(verifier)
-        if trajectory is not None and "trajectory" in looks_at:
-            options["trajectory"] = trajectory
-        if question and "question" in looks_at:
-            options["question"] = question
+        context = {"trajectory": trajectory, "question": question or None}
+        options |= {name: held for name, held in context.items() if held is not None and name in looks_at}
         score = _as_score(kind, verifier(answer, str(gold), **options))
-        stated = _stated(verifier, answer, str(gold), question, options) if score.value == 0.0 else None
-        return stated or score
+        if score.value or kind not in _IN_WORDS:
+            return score
+        alone = unwrapped(answer)
+        if alone and (inner := check(kind, alone, gold, **{"question": question} | options)).value:
+            return inner
+        return _stated(kind, answer, str(gold), question, options) or score
     except Unscored as error:
         return Score(None, str(error))
     except (Exception, SystemExit) as error:
@@ -126,19 +129,17 @@ def answer_limit(kind: str) -> int:
     return MAX_ANSWER if kind in _SHORT else MAX_CODE
 
 
-def _stated(
-    verifier: Verifier, answer: str, gold: str, question: str, options: Mapping[str, Any]
-) -> Score | None:
+def _stated(kind: str, answer: str, gold: str, question: str, options: Mapping[str, Any]) -> Score | None:
     """The score of what a sentence states, where the verifier wants the answer alone; None if it is wrong."""
     is_sentence = re.search(r"\s|[\\:<*#=%`]|[^\x00-\x7f]", answer.strip())
-    if not is_sentence or verifier not in _READINGS or options.get("rule", "words") != "words":
+    if not is_sentence or kind not in _READINGS or options.get("rule", "words") != "words":
         return None
-    may_state, readings = _READINGS[verifier]
+    may_state, readings = _READINGS[kind]
     if not may_state(answer, gold, **options):
         return None
     whole = f"{gold} {options['unit']}" if options.get("unit") else gold  # what is declared is not dropped
     stated = (text for text in readings(answer, question, whole) if not _repeats(answer, text))
-    scores = (verifier(text, gold, **options) for text in stated)
+    scores = (KINDS[kind](text, gold, **options) for text in stated)
     return next((score for score in scores if score.value), None)
 
 
@@ -154,8 +155,15 @@ def looks_at_calls(kind: str) -> bool:
     return kind in KINDS and "trajectory" in _looks_at(KINDS[kind])
 
 
-@lru_cache(maxsize=256)
 def _looks_at(verifier: Verifier) -> frozenset[str]:
+    try:
+        return _parameters(verifier)
+    except TypeError:  # a dataclass has no hash
+        return _parameters.__wrapped__(verifier)
+
+
+@lru_cache(maxsize=256)
+def _parameters(verifier: Verifier) -> frozenset[str]:
     return frozenset(inspect.signature(verifier).parameters)
 
 

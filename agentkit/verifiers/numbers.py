@@ -58,8 +58,9 @@ _DELIMITERS = re.compile(  # of mathematics and a box
     r"(?(box)\})\s*(?(open)(?:\$\$?|\\\)|\\\]))\Z"
 )
 _TWICE = re.compile(  # 0.75 kg (750 g)
-    r"([^()]*[^()\s])\s*\(\s*(?:or |i\.e\.,? |that is,? |= ?)?"
-    r"(about |approximately |roughly |≈ ?|~ ?)?([^()]+)\)"
+    r"((?:(?!i\.e\.|that is)[^()])*[^()\s,])(?:\s*(?P<open>\()\s*(?:or |i\.e\.,? |that is,? |= ?)?"
+    r"(?P<about>about |approximately |roughly |≈ ?|~ ?)?|,?\s+(?:i\.e\.|that is),?\s+)"
+    r"(?P<again>(?:(?!i\.e\.|that is)[^()])+)(?(open)\))"
 )
 _REAIS = re.compile(r"\A(-?R\$\s?)(\d{1,3}(?:\.\d{3}){0,6}|\d{1,15}),(\d\d)\Z")
 _PARTS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s?([^\W\d_]{1,20})")
@@ -171,7 +172,7 @@ def _read(text: str, unit: str) -> tuple[Fraction, bool] | None:
     ):
         return _read_parts(parts, unit)
     if twice := _TWICE.fullmatch(text.strip().rstrip(".")):
-        return _read_twice(twice[1], twice[3], unit, 1e-2 if twice[2] else 1e-12)
+        return _read_twice(twice[1], twice["again"], unit, 1e-2 if twice["about"] else 1e-12)
     unit, parts = _translated(unit_name(unit)), amount(text)
     if parts is None:
         return None
@@ -213,7 +214,8 @@ def _read_twice(text: str, again: str, unit: str, rounding: float) -> tuple[Frac
     first, second = _read(text, unit), _read(again, unit)
     if not first or not second or abs(first[0] - second[0]) > abs(first[0]) * Fraction(rounding):
         return None
-    return first if len({amount(text)[1], amount(again)[1]} - {""}) < 2 else None
+    parts = amount(text), amount(again)
+    return first if all(parts) and len({sign for _, sign, _ in parts} - {""}) < 2 else None
 
 
 def amount(text: str) -> tuple[Fraction, str, str] | None:
@@ -250,6 +252,10 @@ def in_digits(text: str) -> str:
         return text
     sign = _MINUS.match(text)[0]
     words = IN_WORDS.match(text, len(sign))
+    if words and (again := re.match(r"\s*\((\d{1,12})\)", text[words.end() :])):  # sixteen (16) pieces
+        text = text[: words.end()] + text[words.end() + again.end() :]
+        if not re.match(rf"-?{again[1]}(?!\d)", in_digits(text)):
+            return ""
     value = group = 0
     for word in re.findall(r"\b(?!and\b)[a-z]+", words[0].casefold() if words else ""):
         power = MULTIPLES.get(word, 0)
@@ -287,6 +293,7 @@ def unit_name(text: str) -> str:
     text = re.sub(r"\s*[·⋅]\s*", "*", _POWER.sub(_caret, text)).strip().rstrip(".")
     if temperature := _TEMPERATURE.fullmatch(text):
         return f"deg{temperature[1] or temperature[2]}"
+    text = re.sub(r"(?<=watt|wton)[- ](?=(?:hour|met(?:er|re))s?\Z)", "*", text)
     return _SPELLINGS.get(text.casefold().removesuffix("s"), text)
 
 
@@ -411,7 +418,7 @@ def numeric(
     wanted, given = _read(str(gold), unit), _read(answer, unit)
     if not unit and question and (twice := _TWICE.fullmatch(answer.strip(" ."))):
         if asked := asked_unit(question):  # one of the two is in it
-            said = (_read(twice[1], asked), _read(twice[3], asked))
+            said = (_read(twice[1], asked), _read(twice["again"], asked))
             given = _read(answer, asked) if any(read and not read[1] for read in said) else None
     elif not unit and question and (parts := amount(answer)) and any(parts[1:]):
         asked = asked_unit(question)

@@ -43,7 +43,9 @@ _ASKS_FOR = (
     r"(?: (?:average|initial|final|total|maximum|minimum|population|sample))?"
 )
 _LETTERS = {  # what letters stand for, where that is asked
-    "λ": re.compile(_ASKS + r"(?:eigenvalue|wavelength)\b"), "pH": re.compile(_ASKS + r"pH\b"),
+    "λ": re.compile(_ASKS + r"(?:eigenvalue|wavelength)\b"),
+    r"\bar{x}": re.compile(_ASKS + r"(?:mean|average)\b"),
+    "pH": re.compile(_ASKS + r"pH\b"),
 } | {
     letter: re.compile(
         rf"{_ASKS_FOR} (?:{word})(?=\s+(?:of|in|at|when|if|for|between|from)\b|[?.,]|\Z)"
@@ -88,6 +90,7 @@ _ASKED_CHANGE = re.compile(
     re.IGNORECASE,
 )
 _RESULT = re.compile(r"\s*[-−$€£]?\d[\d.,]*+\s?%?[ *$]*+")
+_HOPES = re.compile(r"\W*I hope (?:it|this) is (?:correct|right)\W*")  # as Minerva's prompt ends
 _CHOICE = re.compile(r"\(?([A-J])\)?[).:,]{0,2}\s+(\S.{0,200})", re.DOTALL)
 _PLAIN = (
     (re.compile(r"\\displaystyle(?![A-Za-z])\s*|(?<!\\)\\[()]"), ""),
@@ -99,7 +102,7 @@ _PLAIN = (
     (re.compile(r"\\[ ,;:!]|~|\\q?quad"), " "),
     (re.compile(r"\\Omega(?![A-Za-z])"), "Ω"),
     (re.compile(r"\A\s*-\s+(?=\d)"), "-"),
-    (re.compile(r"\\([%$])"), r"\1"),
+    (re.compile(r"\\([%$#&])"), r"\1"),
 )
 
 
@@ -195,13 +198,15 @@ def _value_asked(number: str, question: str) -> str:
     name, *values = (side.strip() for side in re.split(r"=|≈|\\approx", number.strip("$")))
     if len(values) != 1:
         return number
-    if not re.search("[A-Za-z]", name):
+    if not re.search("[A-Za-zΑ-ω]", name):
         return values[0] if _WORKED_OUT.fullmatch(name) else number
     letter = _GREEK.get(name, name)
     alone = rf"(?<![A-Za-z]){re.escape(letter)}(?![A-Za-z])|{re.escape(name)}(?![A-Za-z])"
     stands_for = _LETTERS.get(letter)
     if stands_for and stands_for.search(question) and (letter in "λpH" or not re.search(alone, question)):
         return values[0]
+    if not re.search("[A-Za-z]", name):
+        return number
     own = _SYMBOL.fullmatch(name)
     if own and own[2]:  # of a kind: the kinetic energy's
         of_kind = re.search(rf"\b{own[2]}\w*\s+{own[1]}\w{{3,}}", _asking(question), re.IGNORECASE)
@@ -259,8 +264,9 @@ def phrases(text: str, question: str = "", gold: str = "") -> Iterator[str]:
     whole = plain(text)
     if last := _below_working(text, question):
         yield plain(last)
+    in_markup = text.strip()[:1] == "$" or "\\text" in text or "\\mathrm" in text
     for words in dict.fromkeys([*map(plain, _worded(text, question)), whole]):
-        if words != whole or "\\text" in text or "\\mathrm" in text:
+        if words != whole or in_markup:
             yield words
         yield from _choice(words, question)
     offered = re.compile(rf"(?<!\w){re.escape(gold)}(?!\w)", re.IGNORECASE)
@@ -284,7 +290,9 @@ def _worded(text: str, question: str) -> list[str]:
     """What the last sentence says behind a frame, up to its end."""
     whole = masked(text)
     kept = sentences(whole.text)
-    while len(kept) > 1 and (is_chat(kept[-1]) or describes(kept[-1], whole.formulas, question)):
+    while len(kept) > 1 and (
+        _HOPES.fullmatch(kept[-1]) or is_chat(kept[-1]) or describes(kept[-1], whole.formulas, question)
+    ):
         kept.pop()
     *earlier, last = kept or [""]
     words = _boxed(last, whole, question) if whole.boxes else _unboxed(last, whole, question)

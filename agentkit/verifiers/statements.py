@@ -65,7 +65,9 @@ _UP_TO_VERB = re.compile(r"[^\d\ue000-\uf8ff]*?\b(?:is|are|was|were|equals)\b") 
 _SHAPES = frozenset("square cube profit loss".split())
 _EACH = frozenset("per pro par por".split())
 _BESIDE = frozenset("with for from on".split())
-_POLAR = re.compile(r"(?P<word>yes|no|ja|nein|oui|non|sí)\b[,.:]?\s+(?P<rest>.+)", re.IGNORECASE | re.DOTALL)
+_POLAR = re.compile(
+    r"(?P<word>yes|no|ja|nein|oui|non|sí)\b(?:[,.:]?|\s[–—-])\s+(?P<rest>.+)", re.IGNORECASE | re.DOTALL
+)
 _NEGATION = re.compile(
     r"\b(?:is|are|was|were|does|do|did|can)n['’]t\b|\b(?:not|nicht|kein\w*|ne|pas)\b", re.IGNORECASE
 )

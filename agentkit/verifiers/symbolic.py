@@ -55,6 +55,10 @@ _UNIT = re.compile(
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{\w+\*?\}(?:\{[clr|]*\})?")
 _ROWS = re.compile(r"(?:\b\w{0,9}\.?(?:Matrix|array)\()?\[((?:\[[^\[\]]*\],?\s*)+)\]\)?")  # [[1, 2], [3, 4]]
 _TUPLE = re.compile(r"\A\(((?!.*(?:&|\\\\))[^(),]{1,60}(?:,[^(),]{1,60}){1,9})\)\Z")
+_COLUMN = re.compile(r"\\begin\s?\{([pb])matrix\}((?:[^&,\\]|\\\\|\\[a-z])+)\\end\s?\{\1matrix\}")
+_ASKED_VECTOR = re.compile(
+    r"\A(?!.*\b(?:row|interval|inequal\w*)\b).*\b(?:vector|cross product)\b", re.IGNORECASE | re.DOTALL
+)
 _BASE = re.compile(r"(?<=\d)_\{?(?:\\text\s*\{)?(\w+)")
 _CLOCK = re.compile(r"0?(\d{1,2}(?::[0-5]\d){1,2})")
 _SUPERSCRIPT = re.compile(r"(?<=[\w)}])[⁻²³¹⁰⁴-⁹]+")
@@ -132,7 +136,8 @@ _NOTATION = tuple(  # how people type what the LaTeX reader takes in one form on
         (r"∞|(?<![A-Za-z\\])infinity\b", r"\\infty "),
         (r"\{([:,])\}", r"\1"),
         ("½", r"\\frac{1}{2}"),
-        ("(?<=[A-Za-z])[₀-₉]+", lambda index: f"_{{{unicodedata.normalize('NFKC', index[0])}}}"),
+        (r"(?<![\w.])(\d+)\s?(?:\\text\s?\{\s?)?\(\s?base[ -]?(\d\d?)\s?\)\s?\}?\s*\Z", r"\1_{\2}"),
+        ("(?<=[A-Za-zΑ-ω])[₀-₉]+", lambda index: f"_{{{unicodedata.normalize('NFKC', index[0])}}}"),
         ("¼", r"\\frac{1}{4}"),
         ("¾", r"\\frac{3}{4}"),
         (r"\A\s*\$?\s*(?:m?\\angle\s*)?[A-Z]{2,4}\s*=(?=[^=]*\Z)", ""),  # a segment or an angle
@@ -181,6 +186,8 @@ def symbolic(
     if "matrix}" in wanted:
         given = _ROWS.sub(_matrix, given)
         given = _TUPLE.sub(partial(_vector, column="&" not in wanted), given)
+    elif _TUPLE.match(wanted) and (column := _COLUMN.fullmatch(given)) and _ASKED_VECTOR.search(question):
+        given = f"({column[2].replace(chr(92) * 2, ', ')})"
     if re.search(r"\+\s*C$", wanted):
         given = re.sub(r"(?<=\+)\s*[cKk]$", " C", given)
     if not wanted:
@@ -307,6 +314,10 @@ def _both_numbers(given: str, wanted: str) -> tuple[Fraction, Fraction] | None:
 def _compare_chain(given: str, wanted: str, question: str) -> Score | None:
     """The verdict on f(x) = a = b \\approx c where one value is asked for: all of it must be that value."""
     sides = re.split(r"(=|≈|\\approx|\\simeq)", given)
+    is_chain = 5 <= len(sides) <= 11 and set(sides[1::2]) == {"="} and not _holds_several(given)
+    if wanted.count("=") == 1 and is_chain:  # y = 3^2 = 9
+        one, *others = (_compare(f"{sides[0]} = {side}", wanted, 0.0, 0.0) for side in sides[2::2])
+        return next((verdict for verdict in others if verdict.value != 1), one)
     if not 3 <= len(sides) <= 21 or _RELATED.search(wanted) or _holds_several(given):
         return None
     exact, rounded = [sides[0].strip()], []
