@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from agentkit import Task, verify
+from agentkit.sandbox.run import CORES
 from agentkit.verifiers import check, final_answer
 from agentkit.verifiers.isolated.harness import pack, unpack
-from agentkit.verifiers.programs import extract_code
+from agentkit.verifiers.programs import PATIENCE, extract_code
 
 GOLD = "def f(x):\n    return x + 1"
 CASES = [[[1], 2], [[5], 6], [[-3], -2]]
@@ -340,7 +342,16 @@ def test_program_and_source_tests_share_one_time_limit():
     start = time.monotonic()
     score = check("code", slow, GOLD, tests=tests, entry="f", timeout_s=3)
     assert not score.value  # or the machine is busy
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 4 * PATIENCE
+
+
+def test_programs_that_share_the_cores_have_their_time_and_one_that_sleeps_has_no_more():
+    right = "import time\ndef f(x):\n    while time.process_time() < 0.4: pass\n    return x + 1"
+    asleep = "import time\ndef f(x):\n    time.sleep(2)\n    return x + 1"
+    with ThreadPoolExecutor(4 * CORES + 1) as pool:
+        slept = pool.submit(value, asleep, timeout_s=1)
+        found = list(pool.map(lambda _: value(right, tests=CASES[:1], timeout_s=1), range(4 * CORES)))
+    assert set(found) == {1} and slept.result() == 0
 
 
 # ---- the author's mistakes are unscored

@@ -26,7 +26,7 @@ from sandbox_tiers import expected_tiers
 from agentkit.machine import cores
 from agentkit.records import SandboxError
 from agentkit.runs import project_root
-from agentkit.sandbox import canaries, confine, run_python, zygote
+from agentkit.sandbox import canaries, confine, paths, run_python, zygote
 from agentkit.sandbox import run as sandbox
 
 ROOT = project_root(__file__)
@@ -190,6 +190,28 @@ def test_sets_come_in_the_same_order_every_time():
     before = run_python(code).stdout
     sandbox.close()
     assert run_python(code).stdout == before
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_package_is_found_where_the_trainer_finds_it_and_its_neighbours_are_not(
+    tier, tmp_path, monkeypatch
+):
+    """As in a user's site or on PYTHONPATH."""
+    (tmp_path / "pytz").mkdir()
+    (tmp_path / "pytz" / "__init__.py").write_text("where = 'here'")
+    (tmp_path / "secret.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    for settings in (paths._installed, paths.zygote_settings):
+        settings.cache_clear()
+    sandbox.close()
+    try:
+        assert run_python("import numpy, pytz\nprint(pytz.where)", tier=tier).stdout == "here\n"
+        for act in ("import secret", f"open({str(tmp_path / 'secret.py')!r})"):
+            assert run_python(act, tier=tier).status == "error"
+    finally:
+        sandbox.close()
+        for settings in (paths._installed, paths.zygote_settings):
+            settings.cache_clear()
 
 
 def test_random_numbers_differ():

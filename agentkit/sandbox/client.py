@@ -77,7 +77,7 @@ class Client:
         try:
             with ExitStack() as cleanup:
                 caller, readers = self._send(request, cleanup)
-                reply, outputs = _collect(caller, readers, time.monotonic() + request["timeout_s"] + GRACE_S)
+                reply, outputs = _collect(caller, readers, time.monotonic() + request["most_s"] + GRACE_S)
         except (OSError, EOFError) as error:
             raise SandboxError(f"the program could not be run to its end: {error}") from None
         status, why = _outcome(reply, any(len(output) > zygote.MAX_OUTPUT for output in outputs))
@@ -105,7 +105,7 @@ class Client:
                     fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, zygote.MAX_OUTPUT)
                 readers.append(reader)
                 writers.append(writer)
-            message = struct.pack("d", request["timeout_s"]) + scratch.encode()
+            message = struct.pack("dd", request["timeout_s"], request["most_s"]) + scratch.encode()
             socket.send_fds(self.control, [message], [theirs.fileno(), program.fileno(), *writers])
         return caller, readers
 

@@ -8,6 +8,7 @@ import sys
 import sysconfig
 from functools import lru_cache
 from importlib.util import find_spec
+from pathlib import Path
 
 PACKAGES = ("numpy", "sympy", "mpmath", "scipy", "pandas", "networkx", "dateutil", "pytz", "tzdata", "six")
 PRELOADED = ("numpy", "sympy")  # imported once, in a zygote of their own, for the programs that name them
@@ -18,12 +19,20 @@ DEVICES = ("/dev/urandom", "/dev/random", "/dev/zero", "/dev/null")
 
 def preloaded(code: str) -> tuple[str, ...]:
     """The packages worth having ready for a program: none, or all of PRELOADED where it names one."""
-    return _installed() if any(name in code for name in PRELOADED) else ()
+    if not any(name in code for name in PRELOADED):
+        return ()
+    return tuple(name for name in PRELOADED if name in _installed())
 
 
 @lru_cache(maxsize=1)
-def _installed() -> tuple[str, ...]:
-    return tuple(name for name in PRELOADED if find_spec(name))
+def _installed() -> dict[str, str]:
+    """The folder in which this process finds each of PACKAGES: its own, the user's or the system's."""
+    specs = {name: find_spec(name) for name in PACKAGES}
+    return {
+        name: os.path.realpath(Path(spec.origin).parents[spec.submodule_search_locations is not None])
+        for name, spec in specs.items()
+        if spec and spec.has_location and os.path.exists(spec.origin)
+    }
 
 
 @lru_cache(maxsize=1)
@@ -31,13 +40,14 @@ def zygote_settings() -> dict:
     """Paths to show and to hide, Landlock's rules for them, and where modules are looked for."""
     paths = sysconfig.get_paths()
     stdlib = os.path.realpath(paths["stdlib"])
-    sites = sorted({os.path.realpath(paths[key]) for key in ("purelib", "platlib")})
+    sites = {os.path.realpath(paths[key]) for key in ("purelib", "platlib")}
     hidden = [*sites, f"{stdlib}/site-packages", f"{stdlib}/dist-packages", "/usr/lib/python3/dist-packages"]
-    entries = [os.path.join(site, entry) for site in sites for entry in sorted(os.listdir(site))]
-    ours = {f"{name}{suffix}" for name in PACKAGES for suffix in ("", ".py", ".libs")}
-    packages = [path for path in entries if os.path.basename(path) in ours]
+    installed = _installed()
+    ours = [f"{installed[name]}/{name}{suffix}" for name in installed for suffix in ("", ".py", ".libs")]
+    packages = [path for path in ours if os.path.exists(path)]
     visible = [*filter(os.path.exists, LIBRARIES), stdlib, *DATA, *DEVICES]
-    rules = [rule for root in (*visible, *sites, *packages) for rule in _rules(root, hidden, packages)]
+    rules = [(folder, "list") for folder in installed.values()]  # to look for the packages, and no more
+    rules += [rule for root in (*visible, *packages) for rule in _rules(root, hidden, packages)]
     beside_stdlib = [p for p in sys.path if p and os.path.realpath(p).startswith(os.path.dirname(stdlib))]
     # where Python itself lies in /tmp, an empty /tmp would hide it
     in_tmp = any(path.startswith("/tmp/") for path in (*visible, *packages))
@@ -48,8 +58,7 @@ def zygote_settings() -> dict:
         "rules": list(dict.fromkeys(rules)),
         "scratch": "/scratch" if in_tmp else "/tmp",
         "path": [path for path in beside_stdlib if os.path.realpath(path) not in hidden],
-        "names": PACKAGES,
-        "sites": sites,
+        "installed": installed,
     }
 
 

@@ -76,6 +76,7 @@ def run_python(
     memory_mb: int = 512,
     files: Mapping[str, str | bytes] | None = None,
     stdin: str = "",
+    patience: float = 1,
     tier: str | None = None,
 ) -> Result:
     """Run a program in a fresh confined process, as ``python main.py`` would in an empty folder.
@@ -86,6 +87,8 @@ def run_python(
         memory_mb: address space on top of the interpreter's own, MiB.
         files: relative name -> content, put into the program's folder.
         stdin: what the program can read; at its end input() raises EOFError.
+        patience: at most this many times timeout_s for a program that others kept from the cores; where even
+            that was far too little, it is refused (tiers A and B).
         tier: use this tier and no other; by default the strongest that works.
 
     Returns:
@@ -98,6 +101,7 @@ def run_python(
     if tier is not None and tier not in TIERS:
         raise ValueError(f"tier={tier!r}: there are {', '.join(TIERS)}")
     request = _request(code, timeout_s, memory_mb, files or {}, stdin)
+    request["most_s"] *= patience
     if len(code) > MAX_CODE:
         why = f"the program has {len(code)} characters; the limit is {MAX_CODE}\n"
         return Result("error", "", why, 0.0, tier or "")
@@ -146,6 +150,7 @@ def _request(code: str, timeout_s: float, memory_mb: int, files: Mapping, stdin:
         "stdin": str.__str__(stdin),
         "files": contents,
         "timeout_s": float(timeout_s),
+        "most_s": float(timeout_s),
         "memory_bytes": int(memory_mb) * 2**20,
     }
 

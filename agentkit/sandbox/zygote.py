@@ -48,6 +48,7 @@ OPEN_FILES = 128
 SPARE = 16 * 2**20  # bytes of address space for reporting a MemoryError
 MEMORY_EXIT = 86  # exit status of a program that ended with a MemoryError
 WATCH_S = 0.02  # how often threads and files are counted
+BUSY_SHARE = 0.5  # of its time; a program that had less when patience ended is not judged
 MAX_LINE = 500  # characters of a line of code in a traceback
 NAME = "main.py"  # what tracebacks call the program
 
@@ -55,12 +56,12 @@ NAME = "main.py"  # what tracebacks call the program
 class Installed:
     """Finds the installed packages that programs may import; the others are as if they were not there."""
 
-    def __init__(self, names: list[str], folders: list[str]):
-        self.names, self.folders = names, folders
+    def __init__(self, folders: dict[str, str]):
+        self.folders = folders
 
     def find_spec(self, name: str, path: list[str] | None = None, target: object = None) -> object:
-        if path is None and name in self.names:
-            return importlib.machinery.PathFinder.find_spec(name, self.folders)
+        if path is None and name in self.folders:
+            return importlib.machinery.PathFinder.find_spec(name, [self.folders[name]])
         return None
 
 
@@ -116,7 +117,7 @@ def _load_packages(settings: dict) -> None:
     site.setquit()  # exit, quit and help, as where Python is run without -S
     site.sethelper()
     sys.path[:] = settings["path"]
-    sys.meta_path.append(Installed(settings["names"], settings["sites"]))
+    sys.meta_path.append(Installed(settings["installed"]))
     for name in settings["preload"]:
         importlib.import_module(name)
         with suppress(Exception):  # another version's; it then costs the programs time, nothing more
@@ -153,9 +154,12 @@ def _open_streams() -> None:
 class Call:
     """One program: its process, the socket of its caller, and the bound that it broke, if any."""
 
-    def __init__(self, process: int, connection: socket.socket, timeout_s: float, scratch: str, start: float):
+    def __init__(
+        self, process: int, connection: socket.socket, limits: tuple[float, float], scratch: str, start: float
+    ):
         self.process, self.connection, self.scratch = process, connection, scratch
-        self.start, self.deadline, self.looked = start, start + timeout_s, start
+        self.timeout_s, self.most_s = limits
+        self.start, self.deadline, self.looked = start, start + self.timeout_s, start
         self.pidfd = confine.process_handle(process)  # readable when it has ended
         self.broke = self.why = ""
 
@@ -216,7 +220,13 @@ class Supervisor:
     def _stop_late_ones(self) -> None:
         now = time.monotonic()
         for call in self._running():
-            if now >= call.deadline:
+            waited = 0.0
+            if now >= call.deadline and call.most_s > call.timeout_s:
+                waited = self._waited(call)
+                call.deadline = call.start + min(call.timeout_s + waited, call.most_s)
+            if now - call.start >= call.most_s and call.most_s - waited < BUSY_SHARE * call.timeout_s:
+                call.stop("refused", f"the machine is too busy: {call.most_s:g} s were not enough")
+            elif now >= call.deadline:
                 call.stop("timeout", "the time limit was reached")
 
     def _look_at_one(self) -> None:
@@ -241,6 +251,15 @@ class Supervisor:
         if self.private or (left >= 0 and within(call.scratch, MAX_FILES, left)):
             return ""
         return f"more than {MAX_FILES} files, {MAX_DISK >> 20} MiB or {MAX_LEVELS} levels of folders"
+
+    def _waited(self, call: Call) -> float:
+        """Seconds in which a program could have run and had no core, as Linux counts them."""
+        with suppress(OSError, ValueError):  # it has just ended, or this kernel does not count
+            pid = self._pid(call)
+            alone = os.stat(f"{pid}/task", dir_fd=self.proc).st_nlink == 3  # threads wait for each other too
+            with open(os.open(f"{pid}/schedstat", os.O_RDONLY, dir_fd=self.proc)) as file:
+                return alone * int(file.read().split()[1]) / 1e9
+        return 0.0
 
     def _pid(self, call: Call) -> str:
         """Raises OSError or ValueError for a process that has ended."""
@@ -285,7 +304,7 @@ class Supervisor:
         message, handles, _, _ = socket.recv_fds(self.control, 4096, 4)
         if not message:
             return False
-        start, scratch = time.monotonic(), message[8:].decode() or self.settings["scratch"]
+        start, scratch = time.monotonic(), message[16:].decode() or self.settings["scratch"]
         caller, program, stdout, stderr = handles
         connection = socket.socket(fileno=caller)
         try:
@@ -308,7 +327,7 @@ class Supervisor:
         if child > 0:
             self.ruleset.close()
             self.ruleset = None
-            call = Call(child, connection, struct.unpack("d", message[:8])[0], scratch, start)
+            call = Call(child, connection, struct.unpack("dd", message[:16]), scratch, start)
             self.calls[call.pidfd] = self.callers[caller] = call
             self.poll.register(call.pidfd, select.POLLIN)
             self.poll.register(caller, select.POLLRDHUP)

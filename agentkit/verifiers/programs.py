@@ -31,6 +31,7 @@ from agentkit.verifiers.isolated.harness import pack
 
 MAX_TESTS = 1_000
 MEMORY_MB = 512
+PATIENCE = 3  # times a time limit, where programs share the cores
 # of a time limit; where an empty program takes longer, a time-out says nothing about the program tested
 BUSY_SHARE = 0.25
 PROGRAM_SHARE = 2 / 3  # of a time limit; the rest is for the tests, where they are written as source
@@ -67,8 +68,8 @@ def code(
         entry: the expression that is called, such as "f" or "Solution().f"; ``candidate`` in source tests.
         setup: source that comes before the program and the source tests, such as imports.
         partial: give the share passed instead of all or nothing.
-        timeout_s: wall clock for all tests together, seconds; a test that was not reached counts as failed.
-            Source tests have the last third of it.
+        timeout_s: wall clock for all tests together, seconds, without what others kept the program from the
+            cores; a test that was not reached counts as failed. Source tests have the last third of it.
     """
     program = extract_code(answer, entry)
     if isinstance(program, Score):
@@ -340,7 +341,7 @@ def _in_sandbox(function: str, arguments: tuple, timeout_s: float) -> list[tuple
     if len(given) > MAX_INPUT:
         raise Unscored(f"the tests come to {len(given)} bytes; {MAX_INPUT} is the limit")
     source = f"{_HARNESS}\n{function}({marker!r}, *json.load(sys.stdin))\n"
-    result = run_python(source, timeout_s=timeout_s, memory_mb=MEMORY_MB, stdin=given)
+    result = run_python(source, timeout_s=timeout_s, memory_mb=MEMORY_MB, stdin=given, patience=PATIENCE)
     if result.status == "output" and function == "record":
         raise Unscored(f"the tests make calls of more than {MAX_OUTPUT} bytes")
     if result.status == "refused":

@@ -81,10 +81,15 @@ class Worker:
             Unscored: the server does not start, or the machine is too busy: the check hardly ran before its
                 time was up.
         """
-        child = self._borrow()
+        request, child = json.dumps([check, arguments]).encode(), self._borrow()
         deadline, reply = time.monotonic() + timeout_s, {}
         try:
-            child.connection.send_bytes(json.dumps([check, arguments]).encode())
+            try:
+                child.connection.send_bytes(request)
+            except ConnectionError:  # it died while it was idle
+                child.connection.close()  # and no kill: its number may be another's by now
+                child = self._borrow(new=True)
+                child.connection.send_bytes(request)
             while "end" not in reply:
                 message = child.message(deadline)
                 if message is None:
@@ -103,9 +108,9 @@ class Worker:
             self._idle.append(child)
         return reply
 
-    def _borrow(self) -> _Child:
+    def _borrow(self, new: bool = False) -> _Child:
         with self._lock:
-            if self._idle:
+            if self._idle and not new:
                 return self._idle.pop()
             with suppress(OSError, struct.error):
                 return self._fork()

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from agentkit.verifiers import check, final_answer
+from agentkit.verifiers.symbolic import _worker
 from agentkit.verifiers.worker import TIMEOUT_S
 
 CASES = json.loads(Path(__file__).with_name("answers.json").read_text(encoding="utf-8"))
@@ -100,6 +101,16 @@ def lives(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return process.status() != "zombie"
     return False
+
+
+def test_a_child_that_died_while_it_was_idle_costs_no_verdict():
+    check("symbolic", "1+x", "x+1")
+    idle = [psutil.Process(child.pid) for child in _worker._idle]
+    for process in idle:
+        process.kill()
+    while any(map(lives, idle)):
+        time.sleep(0.01)
+    assert check("symbolic", "2+x", "x+2").value == 1
 
 
 def test_killed_checks_leave_no_process_behind():
