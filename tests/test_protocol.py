@@ -193,14 +193,20 @@ def test_an_environment_from_elsewhere_runs_unchanged(tokenizer):
 
 
 @pytest.mark.parametrize(
-    "reward", [lambda self: float("nan"), lambda self: 1 / 0, lambda self: None, lambda self: "high"]
+    ("reward", "components"),
+    [
+        (lambda self: float("nan"), {"Own": None}),
+        (lambda self: 1 / 0, {"Own": None}),
+        (lambda self: "high", {"Own": None}),
+        (lambda self: None, {}),
+    ],
 )
-def test_a_reward_that_fails_is_not_scored(tokenizer, reward):
-    class Failing(CounterEnvironment):
+def test_a_reward_that_fails_is_not_scored_and_none_does_not_apply_as_in_trl(tokenizer, reward, components):
+    class Own(CounterEnvironment):
         get_reward = reward
 
-    (t,) = rollout([TASK], Says(tokenizer, "Answer: 3"), environment=Failing)
-    assert t.components == {"Failing": None} and t.success == 1.0
+    (t,) = rollout([TASK], Says(tokenizer, "Answer: 3"), environment=Own)
+    assert t.components == components and t.success == 1.0
 
 
 def test_a_reset_that_takes_named_columns_gets_those(tokenizer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import threading
@@ -10,8 +11,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from agentkit import ToolCall
 from agentkit.tools import RetrievalServer, search_passages
 from agentkit.tools import search as search_tool
+from agentkit.tools.cache import ToolCache
+from agentkit.tools.environments import SearchEnvironment
+from agentkit.tools.runtime import run_call
 
 BODIES = {
     "notjson": b"<html>", "nothing": b"", "null": b"null", "list": b"[1]", "empty": b"{}", "wrong": b'{"result": [[1, 2]]}',
@@ -109,6 +114,23 @@ def test_a_server_that_is_not_there_is_a_sentence(url, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "*")
     with pytest.raises(ValueError, match="cannot be reached|in time"):
         RetrievalServer(url, timeout_s=3).search("x", 1)
+
+
+@pytest.mark.parametrize(("version", "asked"), [(None, 2), ("wiki-18", 1)])
+def test_a_servers_answers_are_kept_where_its_index_has_a_version(server, version, asked):
+    environment = SearchEnvironment(backend=RetrievalServer(server.url, version=version))
+    cache, call = ToolCache(), ToolCall("search", {"query": "rivers"})
+    for _ in range(2):
+        assert asyncio.run(run_call(call, environment, cache=cache)).ok
+    assert len(server.seen) == asked
+
+
+def test_an_empty_backend_is_asked_all_the_same(corpus):
+    class Mine(list):
+        def search(self, query, top_k):
+            return [*self, "mine"]
+
+    assert SearchEnvironment(corpus, backend=Mine()).search("rivers") == "[1] mine"
 
 
 def test_passages_are_one_line_of_bounded_length():

@@ -5,6 +5,7 @@ is told.
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import sqlite3
 import stat
@@ -154,6 +155,56 @@ def test_a_tool_rewritten_in_a_cell_is_another_tool():
     assert answers == [("x", False), ("x!", False), ("x", True)]
 
 
+def kept(function):
+    @functools.wraps(function)
+    def asked(self, query: str) -> str:
+        return function(self, query)
+
+    return asked
+
+
+def made(held):
+    """A tool that closes over something."""
+
+    @tool(pure=True)
+    def look(self, query: str) -> str:
+        return f"{query} {held() if callable(held) else held}"
+
+    return look
+
+
+def wrapped(number):
+    space = {"tool": tool, "kept": kept, "__name__": "__main__"}
+    exec(f"@tool(pure=True)\n@kept\ndef look(self, query): return '{number}'", space)
+    return space["look"]
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        [wrapped(1), wrapped(2)],
+        [made("a"), made("b")],
+        [made({"k": [1, None]}), made({"k": [1, 0]})],
+        [made(lambda: 1), made(lambda: 2)],
+        [kept(made(1)), kept(made(2))],
+    ],
+)
+def test_what_a_tool_wraps_or_closes_over_makes_it_another_tool(tools):
+    cache, seen = ToolCache(), []
+    for look in (*tools, tools[0]):
+        look.__qualname__ = "look"
+        (found,) = ask(type("E", (), {"look": look})(), cache=cache, query="x")
+        seen.append((found.observation, found.cached))
+    assert seen[0][0] != seen[1][0] and seen == [(seen[0][0], False), (seen[1][0], False), (seen[0][0], True)]
+
+
+def test_a_tool_that_closes_over_what_nobody_can_tell_is_not_cached_and_says_so_once():
+    environment, cache = type("E", (), {"look": made(Counted())})(), ToolCache()
+    with pytest.warns(UserWarning, match="look are not cached: it closes over a Counted") as said:
+        found = ask(environment, cache=cache, times=3, at_once=False, query="x")
+    assert not any(each.cached for each in found) and all(each.ok for each in found) and len(said) == 1
+
+
 def test_the_order_of_keys_is_neither_seen_nor_kept():
     """Equal arguments are one call, cached or not, so the tool must not see the order in which a model wrote
     them.
@@ -209,13 +260,13 @@ def test_a_replayed_hit_that_agrees_stays_a_hit():
 
 
 def test_one_that_stops_waiting_takes_nothing_from_the_others():
-    answer = threading.Event()
-
     class Held(Counted):
+        answer = threading.Event()
+
         @tool(pure=True)
         def look(self, query: str) -> str:
             self.ran.append(query)
-            answer.wait(60)
+            self.answer.wait(60)
             return query
 
     async def work():
@@ -227,7 +278,7 @@ def test_one_that_stops_waiting_takes_nothing_from_the_others():
         await asyncio.sleep(0.01)
         calls[0].cancel()
         await asyncio.sleep(0.01)
-        answer.set()
+        environment.answer.set()
         found = await asyncio.gather(*calls, return_exceptions=True)
         assert isinstance(found[0], asyncio.CancelledError)
         return [r.observation for r in found[1:]], environment.ran, cache._flights

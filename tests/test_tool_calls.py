@@ -198,6 +198,14 @@ def test_prose_that_holds_an_object_is_prose(text):
     assert (found.text, found.calls, found.errors) == (text, (), ())
 
 
+def test_llama_answers_with_an_object_that_speaks_of_no_tool():
+    for text in ('{"city": "Paris"}', '{"name": 3, "of": ["a"]}\nSo.'):
+        found = parse_turn(f"<think>hm</think>{text}", "llama3", SCHEMA)
+        assert (found.text, found.calls, found.errors) == (text, (), ())
+    for text in ('{"tool": "t", "n": 3}', '{"name": "x"', '<|python_tag|>{"city": "Paris"}'):
+        assert len(parse_turn(text, "llama3", SCHEMA).errors) == 1
+
+
 # ---- Search-R1
 @pytest.mark.parametrize(
     ("text", "prose", "calls", "errors"),

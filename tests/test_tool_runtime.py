@@ -155,6 +155,8 @@ def test_a_declared_method_is_the_method_itself(corpus):
     assert (
         list(tools_of(environment)) == ["look"] and tool_schemas(environment)[0]["function"]["name"] == "look"
     )
+    above = type("E", (), {"look": tool(retries=3)(staticmethod(lambda query: query))})()
+    assert above.look("x") == "x" and above.look.tool_spec == ToolSpec(retries=3)
 
 
 # ---- places

@@ -84,7 +84,9 @@ def _own_reward(name: str, families: Collection[str]) -> Component:
     def given(task: Task, trajectory: Trajectory) -> float | None:
         if task.family not in families:
             return None
-        if name in trajectory.components and trajectory.components[name] is None:
+        is_none = name in trajectory.components and trajectory.components[name] is None
+        # one that has a reward was scored without it, as get_reward said None
+        if is_none and trajectory.reward is None:
             raise ValueError(f"get_reward of {name} raised or gave no finite number")
         return trajectory.components.get(name)
 

@@ -383,12 +383,15 @@ class _Rollout:
         self.completion.observed(ids[: self._room()])
 
     async def _own_reward(self) -> dict[str, float | None]:
-        """What the environment itself gives; None where it fails or is no finite number."""
+        """What the environment itself gives, if it applies; None where it fails or is no finite number."""
         if not hasattr(self.environment, "get_reward"):
             return {}
         value = math.nan
         with contextlib.suppress(Exception):
-            value = float(await call_method(self.environment.get_reward, {}, self.limits.tool_timeout_s))
+            given = await call_method(self.environment.get_reward, {}, self.limits.tool_timeout_s)
+            if given is None:  # as in TRL: it does not apply
+                return {}
+            value = float(given)
         return {type(self.environment).__name__: value if math.isfinite(value) else None}
 
 

@@ -64,8 +64,8 @@ class SearchEnvironment(Stateless):
     """Search over the embedded corpus, or another backend."""
 
     def __init__(self, corpus: Corpus | None = None, top_k: int = 3, *, backend: Backend | None = None):
-        self._corpus = corpus or _shared(corpus_path())
-        self._backend = backend or self._corpus
+        self._corpus = _shared(corpus_path()) if corpus is None else corpus
+        self._backend = self._corpus if backend is None else backend
         self._top_k = top_k
 
     @tool(pure=True, version=_search_version)

@@ -91,11 +91,16 @@ class RetrievalServer:
 
     POST /retrieve {"queries": [..], "topk": k, "return_scores": true} gives, one list a query,
     {"result": [[{"document": {"contents": "title\\ntext"}, "score": 1.0}, ..]]}, or documents alone.
+
+    Args:
+        url: of the server.
+        timeout_s: of a search.
+        version: names the index behind it; answers are cached under it, and without one they are not.
     """
 
-    def __init__(self, url: str, timeout_s: float = 8.0):
-        self.url = self.version = f"{url.rstrip('/').removesuffix('/retrieve')}/retrieve"
-        self.timeout_s = timeout_s
+    def __init__(self, url: str, timeout_s: float = 8.0, *, version: str | None = None):
+        self.url = f"{url.rstrip('/').removesuffix('/retrieve')}/retrieve"
+        self.timeout_s, self.version = timeout_s, version
 
     def search(self, query: str, top_k: int) -> list[str]:
         """At most ``top_k`` passages; one more try where it is busy. Raises ValueError where it fails."""
