@@ -382,6 +382,14 @@ def test_a_script_ends_the_thought_that_its_template_opened(tokenizer, suite, co
         assert found.success == 1.0 and all(turn.text.startswith("\n</think>\n\n") for turn in found.turns)
 
 
+@pytest.mark.parametrize("format", ["hermes", "llama3"])
+def test_where_there_are_no_tools_nothing_is_a_call(tokenizer, format):
+    codec = ChatCodec(tokenizer, "", [], format)
+    for text in (CALL, "<tool_call>", '{"name": "Paris"}', '{"city":'):
+        found = codec.parse(codec._encode(f"<think>{CALL}</think>{text}"))
+        assert (found.text, found.calls, found.errors) == (text, (), ())
+
+
 @pytest.mark.parametrize("format", ["hermes", "qwen3_coder", "llama3", "search_r1"])
 def test_parsing_knows_of_a_thought_opened_before_the_text(format):
     one = "<search> x </search>" if format == "search_r1" else format_call("search", {"query": "x"}, format)

@@ -204,8 +204,9 @@ def test_what_a_template_moves_to_the_last_question_stands_in_the_first(tokenize
     [
         (CHATML.replace("m.content", "m.content | e"), "shows replies in another form than they are given"),
         ("{% for m in messages %}{{ m.content }}{% endfor %}", "behind a turn is no token of this tokenizer"),
+        ((FOLDER / "llama3_2.jinja").read_text(), "behind a turn is no token of this tokenizer"),
     ],
-    ids=["escaped", "no roles"],
+    ids=["escaped", "no roles", "of another family"],
 )
 def test_what_no_frame_can_hold_is_refused(tokenizer, text, why):
     other = copy.deepcopy(tokenizer)
@@ -213,6 +214,47 @@ def test_what_no_frame_can_hold_is_refused(tokenizer, text, why):
     other.chat_template = text
     with pytest.raises(RecipeError, match=why):
         ChatCodec(other, "", tool_schemas(Library())).observation_ids(["x"])
+
+
+# Apertus' puts replies directly behind the turn, which ends after them, and Hermes 3's fails without tools
+BEHIND = (
+    "{% for m in messages %}{% if m.role == 'tool' %}[{{ m.content }}]{% else %}{{ '<|im_start|>' + m.role + '\n' + "
+    "m.content }}{% endif %}{% if loop.last or loop.nextitem.role != 'tool' %}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TOLD = CHATML.replace("m.role == 'user' and loop.last and tools", "loop.first").replace(
+    "{{ tools | tojson }}", "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(("text", "role", "shown"), [(BEHIND, "user", False), (TOLD, "tool", True)])
+def test_a_template_is_probed_the_way_it_works(tokenizer, text, role, shown):
+    other = copy.deepcopy(tokenizer)
+    other.add_tokens([AddedToken(mark, special=True) for mark in ("<|im_start|>", "<|im_end|>")])
+    other.chat_template = {"default": CHATML, "tool_use": text}
+    codec = ChatCodec(other, "Use the tools.", tool_schemas(Library()))
+    assert (codec.template.role, codec.template.shows_tools) == (role, shown)
+    assert codec.decode(codec.observation_ids(["x", "y"])).startswith(f"\n<|im_start|>{role}\n")
+    assert "Why?" in codec.decode(ChatCodec(other, "", []).prompt_ids("Why?"))
+
+
+def test_a_prompt_that_ends_in_an_empty_channel_of_thoughts_is_gemmas_own(tokenizer):
+    """As the larger Gemma 4's without enable_thinking."""
+    other, start = templated(tokenizer, "gemma4"), "{{- '<|turn>model\\n' -}}"
+    head, _, tail = other.chat_template.rpartition(start)
+    other.chat_template = f"{head}{{{{- '<|turn>model\\n<|channel>thought\\n<channel|>' -}}}}{tail}"
+    codec = ChatCodec(other, "Use the tools.", tool_schemas(Library()))
+    assert (codec.format, codec.template.role, codec.template.shows_tools) == ("gemma4", ANSWERED, True)
+    assert codec.decode(codec.prompt_ids("Why?")).endswith("<|turn>model\n<|channel>thought\n<channel|>")
+    assert codec.thought_length(codec._encode("It is"), codec.prompt_ids("Why?")) == 0
+
+
+def test_a_template_that_keeps_thoughts_but_not_an_empty_one_is_taken(tokenizer):
+    """Qwen3's in any text other than TRL's copy."""
+    other = templated(tokenizer, "qwen3")
+    other.chat_template += "{# as released #}"
+    codec = ChatCodec(other, "Use the tools.", tool_schemas(Library()))
+    assert (codec.format, codec.template.training, codec.template.shows_tools) == ("hermes", False, True)
 
 
 def plain(text: str) -> str:

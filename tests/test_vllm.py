@@ -34,6 +34,7 @@ from agentkit.policies.loading import load_agent, make_policy
 from agentkit.policies.serve import serve_command
 from agentkit.policies.server import ServerPolicy
 from agentkit.policies.server_processes import free_port
+from agentkit.policies.threaded import ThreadedPolicy
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.policies.vllm import VllmPolicy, model_folder
 from agentkit.records import Task
@@ -330,6 +331,20 @@ def test_an_engine_that_sleeps_is_woken_before_it_ends(asleep, monkeypatch):
     policy._asleep, policy._given, policy._owns_group = asleep, False, False
     policy._stop()
     assert called == ["wakes"] * asleep + ["ends"]
+
+
+def test_an_engine_that_cannot_wake_tells_whoever_waits():
+    def wake_up():
+        raise RuntimeError("CUDA out of memory")
+
+    policy = VllmPolicy.__new__(VllmPolicy)
+    ThreadedPolicy.__init__(policy)
+    policy._engine, policy._adapter, policy._running = SimpleNamespace(wake_up=wake_up), None, {}
+    policy._given = policy._asleep = True
+    policy._closing, policy._failure = False, ""
+    for _ in range(2):
+        with pytest.raises(EngineError, match="vLLM could not wake: RuntimeError: CUDA out of memory"):
+            asyncio.run(asyncio.wait_for(policy.sample(Request(SEED_TASK, 0, 0, [1], (0,), 4, 1.0)), 60))
 
 
 def test_the_engine_sleeps_where_its_build_can_and_wakes_for_requests_and_weights(engine, agent, monkeypatch):

@@ -20,9 +20,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agentkit.policies.engine_weights import full_weights, save_lora, save_weights
+from agentkit.policies.engine_weights import folded, full_weights, save_lora, save_weights
 from agentkit.policies.loading import load_tokenizer
+from agentkit.policies.precision import surviving_share
 from agentkit.policies.serve import _servable
+from agentkit.runs.recipe import Recipe
+from agentkit.training.adapters import lora, merged
 
 SIZES = {
     "hidden_size": 48,
@@ -88,6 +91,32 @@ def test_adapters_are_folded_in_whether_merged_or_not_and_left_out_where_switche
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "open", dtype=torch.float32).eval()
     assert torch.allclose(logprobs(loaded), logprobs(model), atol=1e-5)
     assert not torch.allclose(logprobs(loaded), logprobs(plain), atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "glm4_moe"])
+def test_a_mixture_of_experts_is_adapted_outside_its_mlps_and_all_of_that_is_handed_over(kind):
+    experts = {"num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    config = AutoConfig.for_model(
+        kind, **SIZES, **experts, num_key_value_heads=2, head_dim=12, first_k_dense_replace=1
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    plain = {name: x.clone() for name, x in model.state_dict().items()}
+    model = get_peft_model(model, lora(Recipe(lora_r=4), model))
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    model(IDS, labels=IDS).loss.backward()
+    trained = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
+    assert len(trained) == 2 * 2 * 4 and all(".self_attn." in name for name in trained)
+    with merged(model.eval()):
+        whole = logprobs(model)
+    assert torch.allclose(whole, logprobs(model), atol=1e-5)
+    handed = {name: x.clone() for name, x in full_weights(model)}
+    assert handed.keys() == plain.keys()
+    assert {name for name in plain if not torch.equal(handed[name], plain[name])} == {
+        f"model.layers.{i}.self_attn.{letter}_proj.weight" for i in range(2) for letter in "qkvo"
+    }
+    assert surviving_share(model) > 0.99 and torch.allclose(logprobs(folded(model)), whole, atol=1e-5)
 
 
 def test_the_text_part_of_a_larger_model_says_its_architecture_and_is_served_by_its_own_names(tmp_path):

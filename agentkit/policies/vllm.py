@@ -217,19 +217,22 @@ class VllmPolicy(ThreadedPolicy):
         while self._inbox or self._running:
             if self._closing:
                 self._end("the policy was closed")
-            self._wake()
+            try:
+                self._wake()
+            except Exception as error:
+                self._end(f"vLLM could not wake: {type(error).__name__}: {str(error)[:300]}")
             for _ in range(len(self._inbox)):
                 self._add(*self._inbox.popleft())
             if self._running:
                 self._step()
 
     def _add(self, request: Request, future: Future[Sample]) -> None:
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
         if self._failure:
             settle(future, EngineError(self._failure))
             return
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
         self._count += 1
         try:
             options = SamplingParams(

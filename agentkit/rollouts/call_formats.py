@@ -15,7 +15,7 @@ malformed: none runs without what it was asked with. Leaves out running the call
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -46,7 +46,11 @@ def check_format(format: str) -> None:
 
 
 def parse_turn(
-    text: str, format: str = "hermes", tools: Sequence[Mapping[str, Any]] = (), thought: bool = False
+    text: str,
+    format: str = "hermes",
+    tools: Sequence[Mapping[str, Any]] = (),
+    thought: bool = False,
+    thoughts: tuple[str, str] | None = None,
 ) -> ParsedTurn:
     """Read the tool calls out of one turn's text, the end token already removed.
 
@@ -59,39 +63,63 @@ def parse_turn(
         tools: the tools' JSON schemas, by which texts of qwen3_coder and glm become numbers, lists and so on;
             without, they stay texts.
         thought: what stood before the text, as the end of the prompt, has opened a thought.
+        thoughts: what frames a thought; None means what the models of the format write.
 
     Raises:
         ValueError: unknown format.
     """
     check_format(format)
+    form = _FORMS[format]
+    thoughts = thoughts or form.thoughts
     if thought:
-        text = (_FORMS[format].think if format in _FORMS else THINK) + text
+        text = thoughts[0] + text
     if format == "llama3":
-        return _llama3(text)
+        return _llama3(text, _types(tools))
     if format == "search_r1":
         return _search_r1(text)
-    form = _FORMS[format]
-    marks = form.mark()
-    types = _types(tools) if form.typed else {}
     prose, calls, errors, position = [], [], [], 0
-    while mark := marks.search(text, position):
+    for mark, end, found in _parts(form, text, _types(tools) if form.typed else {}, thoughts):
         prose.append(text[position : mark.start()])
-        if mark[0] in (THINK, form.think):
-            position = _after(THOUGHT if mark[0] == THINK else form.thought, text, mark.end())
+        position = end
+        if found is None:
             continue
         if len(calls) + len(errors) >= MAX_CALLS:
             errors.append(_TOO_MANY)
             position = len(text)
             break
-        try:
-            found, position = form.read(text, mark.end(), types)
-            calls += found[: MAX_CALLS - len(calls) - len(errors)]
-            errors += [_TOO_MANY] if found and calls[-1] is not found[-1] else []
-        except (ValueError, RecursionError) as error:
-            errors.append(_malformed(error))
-            position = _resume(form, text, mark.end())
+        if isinstance(found, Exception):
+            errors.append(_malformed(found))
+            continue
+        calls += found[: MAX_CALLS - len(calls) - len(errors)]
+        errors += [_TOO_MANY] if found and calls[-1] is not found[-1] else []
     prose.append(text[position:])
     return ParsedTurn("".join(prose).strip(), tuple(calls), tuple(errors))
+
+
+def prose_of(text: str, thoughts: tuple[str, str], thought: bool = False) -> ParsedTurn:
+    """A turn in which nothing is a call; ``thoughts`` and ``thought`` as parse_turn's."""
+    text, position, prose = thoughts[0] * thought + text, 0, []
+    for mark, end, _ in _parts(_Form(), text, {}, thoughts):
+        prose.append(text[position : mark.start()])
+        position = end
+    return ParsedTurn("".join([*prose, text[position:]]).strip())
+
+
+def open_thought(text: str, format: str, thoughts: tuple[str, str], thought: bool = False) -> int | None:
+    """Where the inside of the thought begins that a turn so far leaves open, if any; other arguments as
+    parse_turn's. A mark in a call, as far as that has come, opens none.
+    """
+    before = thoughts[0] * thought
+    text, mark = before + text, None
+    if format == "llama3":
+        start = _LEADING_THOUGHTS.match(text).end()
+        if text.startswith(_TAG, start) or _OBJECT.match(text, start):
+            text = text[:start]
+    for mark, _, _ in _parts(_FORMS[format], text, {}, thoughts):  # noqa: B007
+        pass
+    if mark and mark[0] == thoughts[0] and thoughts[1] not in text[mark.end() :]:
+        return mark.end() - len(before)
+    return None
 
 
 def parse_stored(text: str) -> ParsedTurn:
@@ -105,7 +133,7 @@ def parse_stored(text: str) -> ParsedTurn:
             if _FORMS[other].open in text and (found := parse_turn(text, other)).calls:
                 format, parsed = other, found
                 break
-    thought = _FORMS[format].thought
+    thought = _FORMS[format].thoughts[1]
     before, ends, _ = parsed.text.partition(thought)
     return parse_turn(text, format, thought=True) if ends and before.count("```") % 2 == 0 else parsed
 
@@ -169,6 +197,25 @@ def _hermes(text: str, start: int, types: dict[str, dict]) -> tuple[list[ToolCal
         more = close < len(text)
         raise ValueError(f"expected {_CLOSE} after the JSON object" if more else f"{_CLOSE} is missing")
     return [checked_call(value)], close + len(_CLOSE)
+
+
+def _parts(
+    form: "_Form", text: str, types: dict[str, dict], thoughts: tuple[str, str]
+) -> Iterator[tuple[re.Match, int, list[ToolCall] | Exception | None]]:
+    """The mark and the end of each thought and call; the calls that were read, or why they could not be."""
+    ends = {THINK: THOUGHT, thoughts[0]: thoughts[1]}
+    marks = re.compile("|".join(map(re.escape, filter(None, (form.open, *ends)))))
+    position = 0
+    while mark := marks.search(text, position):
+        found = None
+        try:
+            if mark[0] in ends:
+                position = _after(ends[mark[0]], text, mark.end())
+            else:
+                found, position = form.read(text, mark.end(), types)
+        except (ValueError, RecursionError) as error:
+            found, position = error, _resume(form, text, mark.end())
+        yield mark, position, found
 
 
 def _resume(form: "_Form", text: str, start: int) -> int:
@@ -327,8 +374,10 @@ _TAG = "<|python_tag|>"
 _OBJECT = re.compile(r"""\{\s*["']""")  # as a call begins; {1, 2} does not
 
 
-def _llama3(text: str) -> ParsedTurn:
-    """A turn that begins with an object or with <|python_tag|> is calls to its end; any other is prose."""
+def _llama3(text: str, tools: Mapping[str, Any]) -> ParsedTurn:
+    """A turn that begins with an object or with <|python_tag|> is calls to its end; any other is prose, and
+    so is an object without a name that speaks of none of the tools: an answer in JSON.
+    """
     start = _LEADING_THOUGHTS.match(text).end()
     tagged = text.startswith(_TAG, start)
     position = _SPACE.match(text, start + len(_TAG)).end() if tagged else start
@@ -342,6 +391,9 @@ def _llama3(text: str) -> ParsedTurn:
             break
         try:
             value, end = DECODER.raw_decode(text, position)
+            unnamed = tools and not any(f'"{name}"' in text for name in tools)
+            if unnamed and not (tagged or calls or isinstance(value.get("name"), str)):
+                return ParsedTurn(_without_thoughts(text))
             position = _SPACE.match(text, end).end()
             if position < len(text) and text[position] not in ";{":
                 raise ValueError("expected ; or the end of the turn after the JSON object")
@@ -388,23 +440,21 @@ def _search_r1(text: str) -> ParsedTurn:
 class _Form:
     """Where calls and thoughts begin and end, and how calls are read from just after their mark."""
 
-    read: Callable[[str, int, dict[str, dict]], tuple[list[ToolCall], int]]
-    open: str = _OPEN
-    close: str = _CLOSE
-    think: str = THINK
-    thought: str = THOUGHT
+    read: Callable[[str, int, dict[str, dict]], tuple[list[ToolCall], int]] = _hermes
+    open: str = ""  # nothing, where calls have no mark
+    close: str = ""
+    thoughts: tuple[str, str] = (THINK, THOUGHT)
     typed: bool = False  # values are texts, which the tools' schemas turn into what they are
-
-    def mark(self) -> re.Pattern:
-        return re.compile("|".join(map(re.escape, dict.fromkeys((self.open, THINK, self.think)))))
 
 
 _FORMS = {
-    "hermes": _Form(_hermes),
-    "qwen3_coder": _Form(_QWEN.call, typed=True),
-    "glm": _Form(_GLM.call, typed=True),
+    "hermes": _Form(_hermes, _OPEN, _CLOSE),
+    "qwen3_coder": _Form(_QWEN.call, _OPEN, _CLOSE, typed=True),
+    "glm": _Form(_GLM.call, _OPEN, _CLOSE, typed=True),
     "lfm2": _Form(lfm2_gemma4.lfm2_calls, *lfm2_gemma4.LFM2),
-    "gemma4": _Form(lfm2_gemma4.gemma4_calls, *lfm2_gemma4.GEMMA4, *CHANNEL),
+    "gemma4": _Form(lfm2_gemma4.gemma4_calls, *lfm2_gemma4.GEMMA4, CHANNEL),
+    "llama3": _Form(),
+    "search_r1": _Form(),
 }
 _WRITTEN = {
     "qwen3_coder": _qwen_text,

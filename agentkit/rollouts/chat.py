@@ -24,7 +24,9 @@ from agentkit.rollouts.call_formats import (
     check_format,
     detect_format,
     format_call,
+    open_thought,
     parse_turn,
+    prose_of,
 )
 from agentkit.rollouts.template_probe import (
     ANSWERED,
@@ -114,13 +116,18 @@ class ChatCodec:
             check_format(format)
         self.tools = list(tools)
         self.template = template_of(tokenizer)
+        if tools and format != "search_r1" and not self.template.ends[0]:
+            raise RecipeError(
+                "what the chat template puts behind a turn is no token of this tokenizer: set chat_template "
+                "to a template of the model's own family"
+            )
         native = detect_format(self.template.text) if self.template.shows_tools else "hermes"
         self.format = format or native
         asked = self.template.shows_tools and native == self.format
         if self.format != "hermes" and self.format == self.template.format:
             asked = self.template.offers_tools()
         own = self.format != "search_r1" and not asked
-        self._shown = self.tools or None if asked else None
+        self._shown = (self.tools if asked else None) or self.template.toolless
         self.system_prompt = SEARCH_R1_PROMPT if self.format == "search_r1" else system_prompt
         if own and self.tools:
             shown = HERMES.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.tools))
@@ -134,9 +141,10 @@ class ChatCodec:
         self._control = re.compile("|".join(map(re.escape, broken)) or r"(?!)")
         self.ends = end_of_turn_ids(tokenizer)
         self._end = self._encode(end_of_turn(tokenizer, called=True))
-        self._think, self._thought = CHANNEL if self.format == "gemma4" else (THINK, THOUGHT)
-        space = "" if self.format == "gemma4" else "\n\n"
-        self.closing = self._encode(f"\n{self._thought}{space}")  # what the loop ends a thought with
+        channel = CHANNEL[0] in self.template.text and self.format not in ("llama3", "search_r1")
+        self._thoughts = CHANNEL if channel else (THINK, THOUGHT)
+        space = "" if channel else "\n\n"
+        self.closing = self._encode(f"\n{self._thoughts[1]}{space}")  # what the loop ends a thought with
         self._names = frozenset(tool["function"]["name"] for tool in self.tools)
         self._frames: dict[tuple[str, ...], list[list[int]]] = {}
 
@@ -175,11 +183,13 @@ class ChatCodec:
         return ids
 
     def parse(self, ids: Sequence[int], before: Sequence[int] = ()) -> ParsedTurn:
-        """What a turn says that follows the ids ``before``."""
-        text = self.decode(ids)
+        """What a turn says that follows the ids ``before``; nothing is a call where there are no tools."""
+        text, opened = self.decode(ids), opens_thought(self.tokenizer, before)
         if ids and ids[-1] in self.ends:
             text = text.removesuffix(self.decode(ids[-1:]))
-        return parse_turn(text, self.format, self.tools, opens_thought(self.tokenizer, before))
+        if not self.tools and self.format != "search_r1":
+            return prose_of(text, self._thoughts, opened)
+        return parse_turn(text, self.format, self.tools, opened, self._thoughts)
 
     def turn_end(self, ids: Sequence[int], before: Sequence[int] = ()) -> int | None:
         """How many of the ids sampled after ``before`` make up a whole turn; None where it has not ended.
@@ -201,14 +211,10 @@ class ChatCodec:
 
     def thought_length(self, ids: Sequence[int], before: Sequence[int] = ()) -> int:
         """Tokens of the thought that a turn's ``ids`` so far, sampled after ``before``, leave open; or 0."""
-        text = self.decode(ids)
-        ended = text.rfind(self._thought)
-        start = text.find(self._think, max(ended, 0))
-        if ended < 0 and opens_thought(self.tokenizer, before):
-            return len(ids)
-        if start < 0:
+        opened = opens_thought(self.tokenizer, before)
+        inside = open_thought(self.decode(ids), self.format, self._thoughts, opened)
+        if inside is None:
             return 0
-        inside = start + len(self._think)
         return len(ids) - bisect_left(range(len(ids)), inside, key=lambda n: len(self.decode(ids[:n])))
 
     def shorten(self, text: str, limit: int) -> str:
@@ -269,11 +275,6 @@ class ChatCodec:
 
     def _frame(self, names: tuple[str, ...]) -> list[list[int]]:
         """Ids of the template's text before the first of so many replies, between, and after the last."""
-        if not self.template.ends[0]:
-            raise RecipeError(
-                "what the chat template puts behind a turn is no token of this tokenizer: set chat_template "
-                "to a template of the model's own family"
-            )
         role, replies = self.template.role, [REPLY.format(i) for i in range(len(names))]
         messages = [{"role": "user", "content": "question"}, *turn_with(replies, role, names)]
         after = behind(self._render(messages, add_generation_prompt=True), role)

@@ -19,7 +19,7 @@ from typing import Any
 
 from agentkit.records import RecipeError
 from agentkit.rollouts import lfm2_gemma4
-from agentkit.rollouts.call_formats import THINK, THOUGHT, detect_format, parse_turn
+from agentkit.rollouts.call_formats import CHANNEL, OPENINGS, THINK, THOUGHT, detect_format, parse_turn
 
 TURN = "TURN-SAID-HERE"
 REPLY = "REPLY-{}-HERE"
@@ -34,7 +34,7 @@ _TOOL = {
 }
 _CALL = {"type": "function", "function": {"name": "probe_tool", "arguments": {"key": "word"}}}
 ANSWERED = "answered"  # the role of replies that stand in the very turn whose calls they answer
-_OPENING = re.compile(rf"(?:\s|{THINK}|{THOUGHT})*\Z")
+_OPENING = re.compile(rf"(?:\s|{'|'.join(map(re.escape, (*OPENINGS, THOUGHT, CHANNEL[1])))})*\Z")
 _ENDS = (
     "<|eom_id|>",
     "<|observation|>",
@@ -220,6 +220,7 @@ class Template:
     Attributes:
         text: the template itself.
         training: whether it is TRL's training template in place of the model's own.
+        toolless: what it is told where there are no tools: None, or [] where it fails on that.
         role: of tool replies: "tool", "user", or ANSWERED; None where it shows none.
         faithful: 0: it rewrites a turn when replies follow; 1: it drops or rewrites thoughts; 2: neither.
     """
@@ -230,7 +231,8 @@ class Template:
         self.turn = {"role": "assistant", "content": TURN}
         self.thoughtful = {"role": "assistant", "content": f"{THINK}\n{_THOUGHT}\n{THOUGHT}\n\n{TURN}"}
         self.replies = [REPLY.format(i) for i in range(2)]
-        self.format = detect_format(text)
+        self.format, self.toolless = detect_format(text), None
+        self.toolless = None if self.render(self.user) else []
         self.role = ANSWERED if self.format == "gemma4" and self._answers() else self._role()
         self.faithful = 2 if self.role == ANSWERED else self._faithful() if self.role else 0
 
@@ -248,7 +250,7 @@ class Template:
         try:
             return self.tokenizer.apply_chat_template(
                 list(messages),
-                tools=tools,
+                tools=self.toolless if tools is None else tools,
                 tokenize=False,
                 add_generation_prompt=prompt,
                 chat_template=self.text,
@@ -260,26 +262,31 @@ class Template:
     def _answers(self) -> bool:
         """Whether replies follow their calls within the turn, each text beginning with the one before."""
         rounds = [self.user, *turn_with(self.replies, ANSWERED) * 2]
-        texts = [self.render(*rounds[:n], prompt=True) for n in (1, 2, 3)]
+        texts = [_OPENING.sub("", self.render(*rounds[:n], prompt=True)) for n in (1, 2, 3)]
         texts.append(self.render(*rounds, self.turn))
-        said = texts[1].removeprefix(texts[0])
+        said = texts[1].removeprefix(texts[0]).lstrip()
         alike = texts[2].removeprefix(texts[1]) == said
         return alike and _in_order(said, self.replies) and texts[3].startswith(texts[2] + TURN)
 
     def _role(self) -> str | None:
-        """By which role replies come in: the first that shows them all in order, in each round alike."""
+        """By which role replies come in: the first that shows them all in order, in each round alike, and
+        has a token before them, if there is one that has.
+        """
+        roles = []
         for role in ("tool", "user"):
             one = turn_with(self.replies, role)
             first, second = (
                 behind(self.render(self.user, *rounds, prompt=True)) for rounds in (one, one * 2)
             )
             if first == second and _in_order(first, self.replies):
-                return role
-        return None
+                roles.append(role)
+                if self._first_token(first):
+                    return role
+        return roles[0] if roles else None
 
     def _faithful(self) -> int:
         levels = [self._kept(self.turn), self._kept(self.thoughtful)]
-        return 2 if all(levels) else int(levels[0])
+        return 2 if all(levels) else int(any(levels))
 
     def _kept(self, turn: dict) -> bool:
         last = {"role": "assistant", "content": "the next turn"}
@@ -341,7 +348,8 @@ class Template:
             return "<tool_call>" in shown or self.format == "lfm2"
         text = said.removeprefix(self.render(self.user))
         start = min((i for i in map(text.find, _CALLS) if i >= 0), default=0)
-        calls = parse_turn(text[start:].partition(self.ends[1])[0], self.format, [_TOOL]).calls
+        call = text[start:].partition(self.ends[1])[0] if self.ends[1] else text[start:]
+        calls = parse_turn(call, self.format, [_TOOL]).calls
         return [(call.name, call.arguments) for call in calls] == [tuple(_CALL["function"].values())]
 
     @cached_property
@@ -358,7 +366,7 @@ class Template:
         tokens = {
             token.content for token in self.tokenizer.added_tokens_decoder.values() if token.content.strip()
         }
-        tail = re.split(f"{_QUESTION}|<tool_response>", tail)[0]
+        tail = re.split("|".join((_QUESTION, "<tool_response>", REPLY.format(r"\d+"))), tail)[0]
         pattern = "|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)"
         found = re.search(pattern, tail)
         return found[0] if found else ""

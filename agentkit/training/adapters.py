@@ -3,6 +3,7 @@
 Leaves out training them (sft, grpo) and exporting them with their model (merge).
 """
 
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,10 +18,13 @@ from agentkit.policies.shards import sharded
 from agentkit.runs import writing
 from agentkit.runs.recipe import Recipe
 
+# in the names of MLPs and of what chooses among experts
+_MLP = re.compile("expert|mlp|moe|router|feed_forward|ffn")
+
 
 def lora(recipe: Recipe, model: Any) -> LoraConfig:
     """LoRA on every linear layer that text goes through, no dropout: sampling and training must see the same
-    network, and vLLM knows no adapter of what sees or hears.
+    network, and vLLM knows no adapter of what sees or hears. A mixture of experts has it outside its MLPs.
     """
     names = [name for name, _ in model.named_modules()]
     others = [word for word in ("vision", "visual", "audio") if any(word in name for name in names)]
@@ -28,10 +32,21 @@ def lora(recipe: Recipe, model: Any) -> LoraConfig:
         r=recipe.lora_r,
         lora_alpha=recipe.lora_alpha,
         lora_dropout=0.0,
-        target_modules="all-linear",
+        target_modules=_outside_mlps(model) if any("expert" in name for name in names) else "all-linear",
         exclude_modules=rf".*({'|'.join(others)}).*" if others else None,
         task_type="CAUSAL_LM",
     )
+
+
+def _outside_mlps(model: Any) -> list[str]:
+    """Last names of the linear layers outside MLPs. Told all layers, or one that an MLP has as well, PEFT
+    would also wrap fused experts and routers, in a form that can be neither folded nor handed over.
+    """
+    head, names = model.get_output_embeddings(), {True: set(), False: set()}
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear) and layer is not head:
+            names[bool(_MLP.search(name))].add(name.rpartition(".")[2])
+    return sorted(names[False] - names[True])
 
 
 @contextmanager
