@@ -4,6 +4,7 @@ trajectory.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -69,6 +70,21 @@ def test_what_is_not_scored_changes_nobody_elses_advantage(estimator):
     with_none = estimate([1.0, None, 0.0, 0.0, 0.0, 2.0, NAN, 4.0], [0, 0, 0, 0, 0, 1, 1, 1], estimator)
     assert with_none[[1, 6]].tolist() == [0.0, 0.0]
     assert torch.equal(with_none[[0, 2, 3, 4, 5, 7]], estimate(REWARDS, GROUPS, estimator))
+
+
+@pytest.mark.parametrize("advantage", ["group", "gdpo"])
+def test_rewards_far_from_zero_keep_their_differences(advantage):
+    """float32 has no 20,000,001."""
+    far, near = (
+        [dataclasses.replace(BATCH[0], reward=n + r, components={"own": n + r}) for r in (1.0, 0.0)]
+        for n in (2e7, 0.0)
+    )
+    reward, recipe = (
+        {"own": (lambda task, trajectory: 0.0, 1.0)},
+        Recipe.from_mapping({"advantage": advantage}),
+    )
+    found = [advantages.of_trajectories({"t": TASK}, b, [0, 0], reward, recipe) for b in (far, near)]
+    assert torch.equal(*found) and found[0].dtype == torch.float32 and found[0][0] > 0
 
 
 def test_labels_may_be_anything_in_any_order():

@@ -11,6 +11,7 @@ from labs import lab_with
 from safetensors.torch import load_file
 from survive import SMALL as SURVIVE
 from survive import Silent, evenness, tasks, tiny_agent
+from trl.chat_template_utils import gemma4_template
 
 from agentkit.evaluation import summarize
 from agentkit.lab import Lab
@@ -108,6 +109,19 @@ def test_the_batch_carries_the_trajectories_as_sampled(scored):
         assert t.advantage == pytest.approx(batch["advantages"][i].item())
     stored = made.run.trajectories(1)
     assert [t.completion_ids for t in stored] == [t.completion_ids for t in made.step.trajectories]
+
+
+def test_what_a_task_or_a_completion_says_is_nothing_to_trl(tmp_path):
+    """Half a character in a prompt, and a call that the parser of a model's own template does not survive."""
+    model, tokenizer = tiny_agent()
+    tokenizer.response_template = gemma4_template
+    ids = tokenizer('<|tool_call>call:f{"a":' + "[" * 1200, add_special_tokens=False)["input_ids"]
+    lab = lab_with(Recipe.from_mapping(SURVIVE), Silent, {"evenness": (evenness, 1.0)})
+    odd, run = [replace(task, prompt="Say \ud83d") for task in tasks()], Run.create(tmp_path / "run")
+    made = AgentGRPOTrainer(lab, model, tokenizer, odd, tasks(2, "validation"), run)
+    given = {"prompt_ids": [[1]], "completion_ids": [ids], "logprobs": [[0.0] * len(ids)]}
+    made.rollout_func = lambda prompts, trainer: dict(given)
+    assert made._generate([made.train_dataset[0]["prompt"]])[1] == [ids]
 
 
 def test_sampled_and_recomputed_logprobs_agree_on_the_batch(scored):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from survive import evenness, make_trainer, tiny_agent
 from agentkit.records import RecipeError, StopReason, TrainingError, Trajectory
 from agentkit.rollouts.loop import OUT_OF_TIME
 from agentkit.runs import read_jsonl
+from agentkit.runs.recipe import Recipe
 from agentkit.training import checkpoints, grpo
 from agentkit.training.grpo import train
 from agentkit.training.guards import Guards, is_finite_step, too_many_unscored
@@ -159,6 +161,17 @@ def test_more_than_a_fifth_out_of_time_stop_the_run_with_advice(monkeypatch, tmp
     late(monkeypatch, {0, 1, 2})
     with pytest.raises(TrainingError, match="have no reward, more than 20%: .*time.* a limit on time"):
         train(make_trainer(tmp_path / "run", steps=2, save_every=0))
+
+
+@pytest.mark.parametrize(("why", "says"), [(OUT_OF_TIME, f"{OUT_OF_TIME}; late failed"), ("", "late failed")])
+def test_a_component_that_does_not_apply_is_not_blamed(why, says):
+    row = {"prompt_ids": (1,), "completion_ids": (2,), "action_mask": (1,), "old_logprobs": (-1.0,)}
+    row |= {"turns": (), "stop_reason": StopReason.ANSWER, "components": {"idle": None, "late": 1.0}}
+    good = Trajectory("t", "p", 0, 0, **row, success=1.0, reward=1.0)
+    none = {"idle": None, "late": None}
+    bad = replace(good, reward=None, success=None, why=why, components=none)
+    with pytest.raises(TrainingError, match=re.escape(f"20%: {says}. Mend it")):
+        Guards(Recipe()).scored([good, bad, bad, bad])
 
 
 def test_the_share_is_taken_over_the_latest_trajectories_and_a_checkpoint_remembers_them(tmp_path):

@@ -20,8 +20,10 @@ from agentkit.records import Step, StopReason, Task, Trajectory
 from agentkit.runs import Run, read_jsonl
 from agentkit.runs.recipe import Recipe
 from agentkit.tasks import relabel as module
+from agentkit.tasks.expert import solve
 from agentkit.tasks.family import Family
 from agentkit.tasks.relabel import relabel_code, without_idle_lines
+from agentkit.tools.environments import CodeEnvironment
 from agentkit.training import grpo
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.hindsight import demonstrate, hindsight, lesson_batch, lessons
@@ -158,6 +160,16 @@ def test_lessons_are_the_shortest_of_each_outcome_from_worst_to_best():
         assert lessons([TASK], nearest, FAMILIES, keep) == found[-count:]
     assert lessons([TASK], [], FAMILIES) == []
     assert lessons([TASK], [answered(answers[0])], {}) == []
+
+
+def test_a_relabel_of_ones_own_may_fail_and_give_outcomes_of_any_kind():
+    def relabel(task, trajectory):
+        return dataclasses.replace(task, answer=str(int(trajectory.answer)), meta={"outcome": [[1, 2]]})
+
+    odd, short, long = (answered(a, sample=i) for i, a in enumerate(("x", "7", "12")))
+    with pytest.warns(UserWarning, match="trajectory of c was not relabelled .*line .* ValueError: invalid"):
+        found = lessons([TASK], [odd, short, long], {"C": Family(relabel=relabel)})
+    assert [t.answer for t in found] == ["7"]
 
 
 def test_lessons_are_shown_by_the_expert_token_for_token(tokenizer):
@@ -306,10 +318,15 @@ def relabelling(relabel) -> Lab:
     return lab_with(SMALL).extended(families={"A": Family(relabel=relabel)})
 
 
-def test_a_program_with_numbers_in_braces_is_no_lesson():
-    """In a plan they are results of earlier steps."""
-    assert relabel_code(TASK, answered("def f(x): return x + sum({0})")) is None
-    assert relabel_code(TASK, answered("def f(x): return x + sum({0, 0})")) is not None
+@pytest.mark.parametrize(
+    ("answer", "printed"),
+    [("def f(x): return (x, 1)", "(3, 1)"), ("def f(x): return {x: 1}", "{3: 1}"), ("def f(x): return [x, 1]", "[3, 1]"),
+     ("def f(x): return x + sum({0})", "3")],
+)  # fmt: skip
+def test_what_a_program_prints_is_what_its_lesson_expects(answer, printed):
+    new = relabel_code(TASK, answered(answer))
+    assert new.meta["answer_if"] == {printed: answer}
+    assert solve(new, CodeEnvironment()).answer == answer and verify(new, answer).value == 1.0
 
 
 def test_a_plain_task_is_a_relabelled_one_too():

@@ -154,9 +154,14 @@ def test_what_a_micro_batch_has_nothing_of_is_unknown_and_not_its_first_tokens(b
     update(ours, dead, 2), update(peer, alive)
     first, second = ours._metrics["train"]["entropy"][-2:]
     assert first == pytest.approx(peer._metrics["train"]["entropy"][-1], rel=1e-5) and math.isnan(second)
-    held = make(SharingTrainer, tokenizer, tmp_path, beta=0.04)
-    update(held, batch | {"tool_mask": batch["tool_mask"] * 0})
-    assert all(math.isnan(held._metrics["train"][name][-1]) for name in ("entropy", "kl"))
+    for clipped, changes in (
+        ("clip_ratio/region_mean", {"beta": 0.04}),
+        ("cispo_clip_ratio", {"loss_type": "cispo", "clip_epsilon_high": 1.5, "beta": 0.0}),
+    ):
+        held = make(SharingTrainer, tokenizer, tmp_path, **changes)
+        update(held, batch | {"tool_mask": batch["tool_mask"] * 0})
+        names = "entropy", clipped, *["kl"] * bool(held.beta)
+        assert all(math.isnan(held._metrics["train"][name][-1]) for name in names)
 
 
 def test_a_batch_that_is_dead_or_masked_altogether_has_zero_gradient(batch, tokenizer, tmp_path):

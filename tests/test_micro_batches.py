@@ -118,6 +118,15 @@ def test_log_probabilities_of_a_batch_do_not_depend_on_the_budget(batch, tokeniz
     assert torch.allclose(found[0], found[1], atol=1e-5) and torch.allclose(found[0], found[2], atol=1e-5)
 
 
+def test_lessons_count_in_the_budget_also_where_nothing_else_is_computed(batch, tokenizer, tmp_path):  # noqa: F811
+    ours = make(SharingTrainer, tokenizer, tmp_path, beta=0.0)
+    ours.token_budget, ours.lesson_weight = 30, 1.0
+    lessons = torch.zeros(8, 20, dtype=torch.int64)
+    lessons[::2] = 1
+    dead = batch | {"advantages": batch["advantages"] * 0, "lesson_mask": lessons}
+    assert sorted(int(lessons[part].sum()) for part in ours._parts(dead)) == [20, 20, 20, 20]
+
+
 @pytest.mark.parametrize("minibatches", [1, 2])
 def test_a_training_by_tokens_is_one_with_fixed_micro_batches(tmp_path, minibatches):
     """The same rollouts, steps and weights; the number of optimiser steps a batch is split into stays."""

@@ -241,11 +241,13 @@ def test_another_agent_under_the_same_name_starts_anew(stopped, tmp_path):
     assert trainer.resume_from is None
 
 
-def test_a_finished_training_starts_anew_unless_its_stage_was_cut_off(whole, tmp_path):
+def test_a_finished_training_starts_anew_unless_its_stage_was_cut_off(whole, tmp_path, capsys):
     path = copy_of(whole, tmp_path)
     run = Run(path)
     run.begin("03_grpo", {})
-    assert make_trainer(path).resume_from is None and (path / "train-1").exists()
+    assert make_trainer(path, learning_rate=2e-2).resume_from is None and (path / "train-1").exists()
+    told = capsys.readouterr().err
+    assert "another learning_rate: it is kept" in told and "had come to its end: it is kept beside" in told
     path = copy_of(whole, tmp_path / "again")
     run = Run(path)
     run.begin("03_grpo", {})  # killed after training, before the end of the stage
@@ -392,6 +394,19 @@ def test_an_error_in_a_validation_keeps_the_step_that_was_trained(tmp_path):
     assert newest(tmp_path / "run") == ["checkpoint-4"]
     again = make_trainer(tmp_path / "run", **changes)
     assert again.resume_from is not None and train(again)["steps"] == 6
+
+
+def test_an_error_in_the_last_validation_is_made_up_for(tmp_path):
+    trainer, validate = make_trainer(tmp_path / "run", save_every=0), AgentGRPOTrainer.validate
+    trainer.validate = lambda: validate(trainer) if trainer.state.global_step < 6 else 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        train(trainer)
+    assert newest(tmp_path / "run") == ["checkpoint-6"]
+    with pytest.warns(UserWarning, match="gap"):
+        again = make_trainer(tmp_path / "run", save_every=0)
+    assert train(again) == {"best_val_success": 0.0, "best_step": 6, "steps": 6, "ended": "steps"}
+    last = read_jsonl(tmp_path / "run" / "train" / "metrics.jsonl")[-1]
+    assert last["step"] == 6 and "val_success" in last
 
 
 def test_a_validation_without_a_verdict_is_left_out_and_said(tmp_path, monkeypatch):

@@ -542,6 +542,15 @@ def test_every_preset_is_a_reward_that_scores(name):
     assert isinstance(rewards.score(TASK, PERFECT, reward).reward, float)
 
 
+def test_a_further_overlong_punishment_is_added_to_that_of_tcr():
+    alone, both = (
+        rewards.from_recipe(Recipe.from_mapping({"reward": "tcr", "max_tokens": 100, **further}))
+        for further in ({}, {"reward_overlong": 0.5})
+    )
+    long = trajectory([], tokens=200)
+    assert rewards.score(TASK, long, both).reward == rewards.score(TASK, long, alone).reward - 0.5
+
+
 def test_a_recipe_chooses_weights_product_and_noise():
     plain = Recipe.from_mapping({"reward_format": 0.7})
     assert rewards.from_recipe(plain)["format"][1] == 0.7

@@ -105,8 +105,9 @@ def from_recipe(recipe: Recipe, own: Reward = MappingProxyType({})) -> Reward:
         "overlong": (components.dapo_overlong(*overlong), recipe.reward_overlong),
         "judge": (components.judged(), recipe.reward_judge),
     }
-    further = {name: part for name, part in further.items() if part[1]}
-    reward = {**presets[recipe.reward], **further, **own}
+    preset = presets[recipe.reward]  # tcr has its own overlong: another is added, not put in its place
+    further = {f"further_{n}" if n in preset else n: part for n, part in further.items() if part[1]}
+    reward = {**preset, **further, **own}
     if not reward:
         raise RecipeError("reward none starts from nothing: name components in the lab file's rewards")
     reward = Product(reward) if recipe.reward_combine == "product" else reward

@@ -20,6 +20,7 @@ from agentkit.runs.recipe import Recipe
 
 EPSILON = 1e-4  # added to every standard deviation, as in TRL
 NAN = float("nan")
+LARGE = 1e3  # of a reward: float32 holds it to four decimals or fewer
 Spans = Sequence[Sequence[tuple[int, int]]]  # of each trajectory's turns, [start, end) in its completion
 
 
@@ -38,13 +39,15 @@ def estimate(
         **options: what that estimator needs besides; see its function.
 
     Returns:
-        (B,) advantages, or (B, T) for "turn" and "step", in the dtype of ``rewards``.
+        (B,) advantages, or (B, T) for "turn" and "step", in the dtype of ``rewards``, for a list float32;
+        computed in float64 where rewards are so large that float32 would lose what sets them apart.
 
     Raises:
         ValueError: unknown estimator, or an option that it lacks or does not know.
     """
+    dtype = rewards.dtype if isinstance(rewards, Tensor) else torch.float32
     if not isinstance(rewards, Tensor):
-        rewards = torch.tensor([NAN if r is None else float(r) for r in rewards], dtype=torch.float32)
+        rewards = torch.tensor([NAN if r is None else float(r) for r in rewards], dtype=torch.float64)
     if not isinstance(groups, Tensor):
         groups = _numbered(groups, rewards.device)
     shape = tuple(rewards.shape)
@@ -61,7 +64,8 @@ def estimate(
         inspect.signature(ESTIMATORS[estimator]).bind(rewards, groups, **options)
     except TypeError as error:
         raise ValueError(f"advantage estimator {estimator!r}: {error}") from None
-    return ESTIMATORS[estimator](rewards, groups, **options)
+    wide = torch.float64 if rewards.nan_to_num().abs().gt(LARGE).any() else dtype
+    return ESTIMATORS[estimator](rewards.to(wide), groups, **options).to(dtype)
 
 
 # ---- one number a trajectory
@@ -103,9 +107,9 @@ def gdpo(rewards: Tensor, groups: Tensor, *, components: Tensor, weights: Tensor
     assert components.ndim == 2 and len(components) == len(rewards) and components.is_floating_point(), (
         "components: (B, K) floats"
     )
+    components = components.to(rewards).masked_fill(rewards.isnan()[:, None], float("nan"))
     weights = components.new_ones(components.shape[1]) if weights is None else weights.to(components)
     assert weights.shape == components.shape[1:], "weights: (K,)"
-    components = components.masked_fill(rewards.isnan()[:, None], float("nan"))
     normalised = torch.stack([group(column, groups) for column in components.unbind(1)], dim=1)
     return _whitened((normalised * weights).sum(1).to(rewards.dtype), rewards)
 
@@ -224,8 +228,10 @@ def of_trajectories(
     options: dict[str, Any] = {}
     if recipe.advantage == "gdpo":
         values = [[t.components[name] for name in reward] for t in trajectories]
-        options["components"] = torch.tensor([[NAN if v is None else v for v in row] for row in values])
-        options["weights"] = torch.tensor([weight for _, weight in reward.values()])
+        values = [[NAN if v is None else v for v in row] for row in values]
+        options["components"] = torch.tensor(values, dtype=torch.float64)
+        weights = [weight for _, weight in reward.values()]
+        options["weights"] = torch.tensor(weights, dtype=torch.float64)
     elif recipe.advantage == "difficulty":
         options["difficulties"] = [tasks[t.task_id].difficulty for t in trajectories]
     elif recipe.advantage in ("turn", "step"):

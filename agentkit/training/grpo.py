@@ -111,9 +111,8 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
             model=model if unsloth else bare(model),
             args=grpo_config(recipe, run.file("train", "checkpoints")),
             reward_funcs=[_reward],
-            train_dataset=Dataset.from_list(
-                [{"prompt": [{"role": "user", "content": t.prompt}], "task_id": t.id} for t in tasks]
-            ),
+            # the prompt is nobody's: of messages TRL would parse completions too, and stumble over odd ones
+            train_dataset=Dataset.from_list([{"prompt": t.id, "task_id": t.id} for t in tasks]),
             processing_class=tokenizer,
             peft_config=None if unsloth else lora(recipe, model),
             rollout_func=_rollout_func,

@@ -5,7 +5,7 @@ applies them to a trainer. Leaves out checkpoints and signals (resume).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -40,6 +40,10 @@ def too_many_unscored(recent: Sequence[int]) -> bool:
 def is_finite_step(parameters: Sequence[torch.nn.Parameter]) -> bool:
     """Whether every gradient is finite. A loss that is not finite leaves no finite gradient behind."""
     return all(torch.isfinite(p.grad).all() for p in parameters if p.grad is not None)
+
+
+def _unknown(trajectories: Iterable[Trajectory]) -> set[str]:
+    return {name for t in trajectories for name, value in t.components.items() if value is None}
 
 
 class Guards(TrainerCallback):
@@ -108,14 +112,14 @@ class Guards(TrainerCallback):
         if not too_many_unscored(latest):
             return
         self.watch.unscored = []
-        reasons = set()
-        for t in batch:
-            if t.reward is None:
-                reasons |= {f"{name} failed" for name, value in t.components.items() if value is None}
-                reasons |= {t.why} if t.success is None and t.why else set()
+        lost = [t for t in batch if t.reward is None]
+        unknown, idle = _unknown(lost), _unknown(t for t in batch if t.reward is not None)
+        reasons = sorted({t.why for t in lost if t.success is None and t.why})
+        reasons += [f"{name} failed" for name in sorted(unknown - idle)]  # an idle one may merely not apply
+        reasons = reasons or [f"{name} failed" for name in sorted(unknown)]
         raise TrainingError(
             f"{sum(latest) / len(latest):.0%} of the latest trajectories have no reward, more than "
-            f"{MAX_UNSCORED:.0%}: {'; '.join(sorted(reasons))[:400]}. Mend it (a verifier or a reward that "
+            f"{MAX_UNSCORED:.0%}: {'; '.join(reasons)[:400]}. Mend it (a verifier or a reward that "
             "raises or gives no finite number, or a limit on time), then run this again: with another "
             "limit it goes on from here, with another lab file it begins anew."
         )

@@ -9,7 +9,9 @@ part by its ``relabel``. Leaves out how a trajectory is relabelled (tasks.relabe
 
 from __future__ import annotations
 
+import json
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -22,6 +24,7 @@ from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
 from agentkit.runs import Run, append_jsonl
+from agentkit.runs.labfile import blame
 from agentkit.tasks.family import Family
 from agentkit.training.sft import fine_tune, token_count
 from agentkit.trajectories import verifier_kind
@@ -44,18 +47,25 @@ def lessons(
     # of programs that the verifier saw draw the same, one is tried
     different = {(t.task_id, str(drawn_in(t.why) or _done(by_id[t.task_id], t))): t for t in longest_first}
 
-    def relabelled(trajectory: Trajectory) -> tuple[Task, Task | None]:
+    def relabelled(trajectory: Trajectory) -> tuple[Task, Task | None, str]:
         asked = by_id[trajectory.task_id]
         relabel = families[asked.family].relabel if asked.family in families else None
-        return asked, relabel(asked, trajectory) if relabel else None
+        try:
+            if relabel and (solved := relabel(asked, trajectory)) is not None:
+                outcome = solved.meta.get("outcome", solved.prompt)
+                return asked, solved, outcome if isinstance(outcome, str) else json.dumps(outcome)
+        except (Exception, SystemExit) as error:  # a family's own
+            why = f"a trajectory of {asked.id} was not relabelled ({blame(error):.200})"
+            warnings.warn(why, stacklevel=2)
+        return asked, None, ""
 
     with ThreadPoolExecutor(AT_ONCE) as threads:
         found = list(threads.map(relabelled, different.values()))
     shortest: dict[str, dict[str, Task]] = {}
-    for asked, solved in found:
+    for asked, solved, outcome in found:
         if solved is None:
             continue
-        own, outcome = shortest.setdefault(asked.id, {}), solved.meta.get("outcome", solved.prompt)
+        own = shortest.setdefault(asked.id, {})
         if outcome not in own or len(solved.answer) < len(own[outcome].answer):
             own[outcome] = solved
     ranked = (_ranked(own.values()) for own in shortest.values())

@@ -30,7 +30,7 @@ from transformers.trainer_pt_utils import safe_globals
 from agentkit.policies.process_group import from_main, gathered
 from agentkit.policies.shards import whole
 from agentkit.records import Task
-from agentkit.runs import Recipe, RunError, read_json, write_json
+from agentkit.runs import Recipe, RunError, read_json, read_jsonl, write_json
 from agentkit.runs.children import TOKEN, signals
 from agentkit.runs.run import placed
 from agentkit.training import checkpoints
@@ -54,6 +54,7 @@ _FREE = (
     "max_batch sync_threshold trajectory_timeout_s tool_timeout_s patience gpus nodes"
 ).split()
 _PARTS = ("micro_batch", "micro_batch_tokens")  # may too, where no rollouts are kept in parts of that size
+_ASIDE = "it is kept beside this one, which starts anew"
 
 
 def made_with(lab: Lab, model: Any, tasks: list[Task], world: int) -> dict:
@@ -124,9 +125,10 @@ class Resumable:
         finished = self.run.file("train", FINISHED)
         cut_off = self.run.manifest["stages"].get(STAGE, {}).get("interrupted", False)
         ended = "" if cut_off or not finished.exists() else _ended(finished)
-        if self.recipe.resume != "never" and ended in ("", "patience"):
+        if self.recipe.resume != "never":
             self.resume_from = self._checkpoint()
-        if ended and self.resume_from and not self._has_patience_again(self.resume_from):
+        if ended and not (ended == "patience" and self.resume_from and self._has_patience_again()):
+            self._tell(f"the training in {finished.parent} had come to its end: {_ASIDE}")
             self.resume_from = None
         if self.resume_from:
             if not finished.exists():
@@ -137,10 +139,10 @@ class Resumable:
         else:
             set_aside(self.run.file("train"))
 
-    def _has_patience_again(self, checkpoint: Path) -> bool:
+    def _has_patience_again(self) -> bool:
         """Whether a training that ended for lack of patience may go on, as the recipe has more by now."""
         guards = Guards(self.recipe)
-        guards.restore(read_json(checkpoint / "state.json")["guards"])
+        guards.restore(read_json(self.resume_from / "state.json")["guards"])
         return guards.watch.ended is None
 
     def _checkpoint(self) -> Path | None:
@@ -151,8 +153,7 @@ class Resumable:
             return None
         if other := self._unlike(path, checkpoints.verify(path)["made_with"]):
             self._tell(
-                f"the training in {folder.parent} was made with another {', '.join(other[:5])}: it is kept "
-                "beside this one, which starts anew"
+                f"the training in {folder.parent} was made with another {', '.join(other[:5])}: {_ASIDE}"
             )
             return None
         return path
@@ -292,12 +293,19 @@ class Resumable:
             unlock(self.run)
 
     def _was_over(self) -> bool:
-        """Restore a training that was killed after its last step; transformers would train one more."""
+        """Restore a training that was killed after its last step; transformers would train one more.
+
+        Where that was in its last validation, it is made up for.
+        """
         self.state = TrainerState.load_from_json(str(self.resume_from / "trainer_state.json"))
         self._restore_counters()
         if self.state.global_step < self.args.max_steps and not self.guards.watch.ended:
             return False
         self._load_from_checkpoint(str(self.resume_from))
+        rows = read_jsonl(self.run.file("train", "metrics.jsonl"))
+        if self.state.global_step not in [row.get("step") for row in rows]:
+            self.validate()
+            self._write_row({})
         return True
 
     def _on_signal(self, name: str) -> None:
@@ -318,7 +326,7 @@ class Resumable:
             return
         step, states, guards, lead = self._boundary
         is_error = not isinstance(error, KeyboardInterrupt)  # a second Ctrl-C goes back, bit for bit
-        if self._moving and is_error and step < self.state.global_step < self.args.max_steps:  # in validation
+        if self._moving and is_error and step < self.state.global_step:  # in validation
             step, states, guards = self.state.global_step, random_states(), self.guards.state()
             lead = self.lead
         elif self._moving:

@@ -20,7 +20,7 @@ from trl import SFTConfig, SFTTrainer
 from agentkit.policies.process_group import on_main_process, world
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.policies.shards import leave_shards
-from agentkit.records import Task, Trajectory
+from agentkit.records import RunError, Task, Trajectory
 from agentkit.rollouts import rollout
 from agentkit.runs.recipe import Recipe, RecipeError, find_file
 from agentkit.runs.topology import patience
@@ -77,17 +77,21 @@ def demonstrations(
 
 
 def sft_dataset(trajectories: Sequence[Trajectory]) -> Dataset:
-    """Rows of token ids with TRL's ``assistant_masks``: 1 on tokens the assistant wrote."""
-    return Dataset.from_list(
-        [
-            {
-                "input_ids": [*t.prompt_ids, *t.completion_ids],
-                "assistant_masks": [*[0] * len(t.prompt_ids), *t.action_mask],
-            }
-            for t in trajectories
-            if any(t.action_mask)  # else it teaches nothing
-        ]
-    )
+    """Rows of token ids with TRL's ``assistant_masks``: 1 on tokens the assistant wrote.
+
+    Raises RunError where there is none.
+    """
+    rows = [
+        {
+            "input_ids": [*t.prompt_ids, *t.completion_ids],
+            "assistant_masks": [*[0] * len(t.prompt_ids), *t.action_mask],
+        }
+        for t in trajectories
+        if any(t.action_mask)  # else it teaches nothing
+    ]
+    if not rows:
+        raise RunError(f"none of {len(trajectories)} trajectories has a turn: there is nothing to imitate")
+    return Dataset.from_list(rows)
 
 
 def right_ones(trajectories: Sequence[Trajectory]) -> list[Trajectory]:

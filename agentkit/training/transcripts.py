@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentkit.exchange.conversation import SYSTEM, checked_messages, content_of, turns_of
+from agentkit.exchange.conversation import SYSTEM, checked_messages, content_of, turns_of, utf8
 from agentkit.records import RunError, StopReason, Task, Trajectory, Turn
 from agentkit.rollouts.call_formats import (
     CHANNEL,
@@ -42,7 +42,7 @@ _THOUGHT = re.compile(rf"\s*{THINK}(.*?){THOUGHT}", re.DOTALL)  # that a turn be
 
 def read_transcripts(path: Path, tokenizer: Any, lab: Lab, tasks: Iterable[Task]) -> list[Trajectory]:
     """Transcripts of a .jsonl, .json or .parquet file in the tokenizer's chat format, for what is trained on
-    these tasks; RunError names a bad row.
+    these tasks; RunError names a bad row, or a file without any.
     """
     families = sorted({task.family for task in tasks})
     toolsets = {tuple(tools_of(example(lab.environments[family]))) for family in families}
@@ -55,8 +55,14 @@ def read_transcripts(path: Path, tokenizer: Any, lab: Lab, tasks: Iterable[Task]
         if not isinstance(row.get("family"), str | None):
             raise RunError(f"{place}: its family is {row['family']!a:.60}; it must be text")
         row |= {"messages": checked_messages(row["messages"], place), "family": row.get("family") or usual}
+        if utf8(said := [row["messages"], row.get("tools")]) != said:
+            raise RunError(
+                f"{place} holds half a character (a lone surrogate): mend it, or leave the row out"
+            )
         codec = _codec(row, tokenizer, lab, place)
         transcripts.append(_encoded(row, place, codec))
+    if not transcripts:
+        raise RunError(f"{path} holds no row: give transcripts, such as {{'messages': [..]}}, a row each")
     return transcripts
 
 

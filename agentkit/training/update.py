@@ -122,21 +122,25 @@ class Update:
 
     def _parts(self, inputs: dict[str, Any]) -> list[torch.Tensor]:
         """Row indices of an optimiser step's parts; as many in every process, since TRL's loss gathers."""
-        scored, ids, real = self._loss_tokens(inputs), *sequences(inputs)
-        parts = self._micro_batches(ids, real, scored)
-        return self._micro_batches(ids, real, scored, least=max(gathered([len(parts)])))
+        given = *sequences(inputs), self._loss_tokens(inputs)
+        beside = inputs["lesson_mask"].sum(1) if self.lesson_weight else 0
+        parts = self._micro_batches(*given, beside=beside)
+        return self._micro_batches(*given, least=max(gathered([len(parts)])), beside=beside)
 
     def _micro_batches(
-        self, ids: torch.Tensor, real: torch.Tensor, scored: torch.Tensor, size: int = 1, least: int = 1
-    ) -> list[torch.Tensor]:
+        self, ids: torch.Tensor, real: torch.Tensor, scored: torch.Tensor, size: int = 1, least: int = 1,
+        beside: torch.Tensor | int = 0,
+    ) -> list[torch.Tensor]:  # fmt: skip
         """Row indices of what is computed at a time: ``size`` rows, or as many as the token budget holds.
 
-        Of sequences (B, T) and their scored tokens (B, K); rows without any cost nothing.
+        Of sequences (B, T) and their scored tokens (B, K); rows without any cost nothing but what is computed
+        ``beside`` them: (B,) tokens of lessons.
         """
         if not self.token_budget:
             return list(torch.arange(len(ids)).split(size))
         start, any_scored = ids.shape[1] - scored.shape[1], scored.any(1)
-        prompts, own = ((part.sum(1) * any_scored).tolist() for part in (real[:, :start], real[:, start:]))
+        prompts = (real[:, :start].sum(1) * any_scored).tolist()
+        own = (real[:, start:].sum(1) * any_scored + beside).tolist()
         groups = list(range(len(ids)))
         if not self.unshared:
             groups = torch.unique(ids[:, :start], dim=0, return_inverse=True)[1].tolist()
@@ -176,7 +180,7 @@ class Update:
 
     def _measure_again(self, moving: torch.Tensor, mask: torch.Tensor) -> None:
         """TRL's entropy over the tokens that were scored for the loss, not all of its mask, (B, T) both; and
-        NaN, which TRL's log looks past, where there are none; so for the KL.
+        NaN, which TRL's log looks past, where there are none; so for the KL and what was clipped.
         """
         metrics, entropies = self._metrics["train"], self._entropies
         if entropies is None or not metrics["entropy"]:
@@ -186,8 +190,9 @@ class Update:
         )
         total, scored, tokens = self.accelerator.reduce(sums, reduction="sum").tolist()
         metrics["entropy"][-1] = total / scored if scored else math.nan
-        if self.beta and not tokens:
-            metrics["kl"][-1] = math.nan
+        for name, values in metrics.items() if not tokens else ():
+            if name == "kl" or "clip_ratio" in name:
+                values[-1] = math.nan
         self._entropies = None
 
     def _loss_tokens(self, inputs: dict[str, Any]) -> torch.Tensor:
