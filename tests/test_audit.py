@@ -185,6 +185,14 @@ def test_another_tasks_answer_that_passes_is_found():
     assert failures(*alias) == set()  # an alias is right on purpose
     spelt = [Task("x", "When was it signed?", "July 4, 1776"), Task("y", "On which day?", "4 July 1776")]
     assert failures(*spelt) == set()  # two spellings of one answer
+    spelt = [Task("x", "When was it signed?", "4 July 1776"), Task("y", "On which day?", "1776-07-04")]
+    assert failures(*spelt, Task("z", "On which one?", "5 July 1776")) == set()
+
+
+def test_a_wrong_option_of_tasks_that_are_spelt_alike_is_a_row():
+    wrong = {"kind": "exact", "rule": "word"}
+    tasks = [Task("x", "Where is it?", "New York", wrong), Task("y", "And this?", "new-york", wrong)]
+    assert {("gold", "x"), ("gold", "y")} <= failures(*tasks)
 
 
 @pytest.mark.parametrize(

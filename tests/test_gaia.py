@@ -99,6 +99,24 @@ def test_the_same_rows_in_other_files(folder, tmp_path):
         assert [t.id for t in load(tmp_path / name)] == ["g1", "g2", "g3"]
 
 
+def test_the_hubs_rows_by_level_are_not_read_again(folder):
+    import pandas as pd
+
+    place = folder / "2023" / "validation"
+    (place / "metadata.jsonl").unlink()
+    rows = pd.DataFrame([{k: v for k, v in row.items() if k != "Annotator Metadata"} for row in ROWS])
+    rows = rows.assign(Level=rows.Level.astype(str), file_name="")
+    rows.to_parquet(place / "metadata.parquet")
+    for level, own in rows.groupby("Level"):
+        own.to_parquet(place / f"metadata.level{level}.parquet")
+    assert [t.id for t in load(folder)] == ["g1", "g2", "g3"] and [
+        t.id for t in load(folder, levels=[2])
+    ] == ["g2"]
+    rows.assign(file_name="metadata.level1.parquet").to_parquet(place / "metadata.parquet")
+    with pytest.raises(DataError, match="its file_name is the file of the rows"):
+        load(folder)
+
+
 def test_secret_answers_stay_unscored(tmp_path):
     path = tmp_path / "metadata.jsonl"
     path.write_text(json.dumps(ROWS[1] | {"Final answer": "?"}))

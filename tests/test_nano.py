@@ -138,6 +138,15 @@ def test_an_agent_takes_the_place_of_another_only_when_it_is_done(tmp_path, monk
     load_agent(str(out))
 
 
+@pytest.mark.parametrize("family", ["image", "custom"])
+def test_a_family_without_tasks_about_made_up_worlds_is_refused_at_once(family, tmp_path):
+    with pytest.raises(
+        SuiteError, match=f"^family {family} has no tasks about made-up worlds: use A, B, C, "
+    ):
+        pretrain(tmp_path / "agent", families=["A", family])
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_trained_further_on_other_families_it_is_an_agent_of_its_own(tmp_path, capsys):
     report = pretrain(tmp_path / "agent", minutes=0.4, per_world=32, measured=4, families="drawing")

@@ -203,6 +203,30 @@ def test_what_most_prompts_of_a_family_say_makes_none_alike():
     assert [len(component) for component in splits._components(same)] == [40]
 
 
+def test_what_a_sources_prompts_say_makes_none_alike():
+    """Two of five sources have rules of 170 words, which under half of the family's prompts hold."""
+    rules = [" ".join(f"{source}{i}" for i in range(170)) for source in "ab"]
+    goals = [f"{rules[i % 2]} carry box{i} to room{i} past door{i}" for i in range(80)]
+    others = [f"population of place{i}" for i in range(120)]
+    copies = [f"{' '.join(f'word{i}' for i in range(60))} copy{i}" for i in range(10)]
+    prompts = [*goals, f"{goals[3].upper()}!", *others, *copies]
+    found = set(splits.near_duplicates(prompts))
+    assert found == {(3, 80), *combinations(range(201, 211), 2)}, "ten copies of one question stay together"
+    tasks = [Task(f"t{i}", goal, "1", "numeric", "own") for i, goal in enumerate(goals)]
+    assert {t.split for t in splits.assign_splits(tasks, random.Random(0))[::2]} == set(splits.SPLITS)
+
+
+def test_tasks_that_stay_together_and_fill_a_split_are_told_of():
+    tasks = [
+        Task(f"t{i}", f"population of place{i}", "1", "numeric", "own", meta={"entities": ["x"] * (i < 30)})
+        for i in range(100)
+    ]
+    with pytest.warns(UserWarning, match="30 of the .* tasks of family own in the .* split stay together"):
+        splits._warn_if_alike(
+            [dataclasses.replace(t, split="test") for t in tasks[:40]] + tasks[40:], [tasks[:30]]
+        )
+
+
 def test_a_family_whose_questions_are_all_alike_is_told_of():
     words = [f"word{i % 200}" for i in range(400)]
     tasks = [Task(f"t{i}", " ".join(words[5 * i : 5 * i + 100]), "1", "numeric", "alike") for i in range(40)]
@@ -503,6 +527,10 @@ def test_arguments_are_filled_by_earlier_values():
         "b": "{x} {}",
         "c": 3,
     }
+    nested = {"code": "r'[0-9]{3}'", "values": ["{0}", {"x": "{0}"}]}
+    assert expert.fill(nested, ["5"]) == {"code": "r'[0-9]{3}'", "values": ["5", {"x": "5"}]}
+    with pytest.raises(KeyError):  # one that no earlier step expects
+        expert.fill({"a": "{1}"}, {0: "5"})
 
 
 @pytest.mark.parametrize(
@@ -609,6 +637,13 @@ def planned(prompt: str, answer: str, tool: str, arguments: dict, **more) -> Tas
             lambda n: planned(f"{n}?", "8", "calculator", {"expression": "7"}),
             "gold answer '8' .* fails: the tools give '7'",
         ),
+        (
+            lambda n: dataclasses.replace(
+                planned(f"{n}?", f"{n}", "calculator", {"expression": f"{n}"}),
+                meta={"plan": [], "entities": ["a", "b"]},
+            ),
+            r"only 3 .*: at most 3 tasks may share the entities 'a \+ b' \(meta\['entities'\]\)",
+        ),
     ],
     ids=[
         "none",
@@ -628,6 +663,7 @@ def planned(prompt: str, answer: str, tool: str, arguments: dict, **more) -> Tas
         "not found",
         "no such verifier",
         "wrong gold",
+        "one entity",
     ],
 )
 def test_a_family_that_cannot_give_enough_fails_soon(corpus, draft, says, request, monkeypatch):
@@ -685,6 +721,11 @@ def test_a_wrong_spec_is_named(corpus, spec, says):
 
 
 # ---- the table
+def test_too_few_tasks_for_the_table_are_named():
+    with pytest.raises(SuiteError, match="^30 tasks are too few for the table: give at least 60"):
+        catalogue.catalogue(30)
+
+
 def test_the_readme_shows_what_the_command_prints():
     readme = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
     shown = [line for line in readme.splitlines() if re.match(r"\| (family|[ABC]) \| ", line)]

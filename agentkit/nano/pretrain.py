@@ -35,7 +35,7 @@ from agentkit.nano import DATA, NANO
 from agentkit.policies.loading import load_tokenizer, merged
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.policies.transformers import TransformersPolicy
-from agentkit.records import Task, Trajectory
+from agentkit.records import SuiteError, Task, Trajectory
 from agentkit.rollouts import Limits, rollout
 from agentkit.tasks import DEFAULT_FAMILIES, PlanError, shipped_families, solve
 from agentkit.tasks.suite import family_names
@@ -378,9 +378,10 @@ def pretrain(
     Until it is done it stands beside that folder, in <out>.unfinished. Over ``minutes`` of wall clock the
     learning rate decays to zero; each of a world's transcripts is seen once, and success is told on
     ``measured`` tasks of another world. With ``families`` the agent that ships is trained further on these,
-    and its tokenizer kept. Raises SuiteError for a family that does not ship.
+    and its tokenizer kept. Raises SuiteError for a family that does not ship or has no tasks about
+    made-up worlds.
     """
-    families = family_names(families, shipped_families(Corpus.open())) if families else []
+    families = _drafting(families) if families else []
     tokenizer = load_tokenizer(NANO) if families else make_tokenizer()
     model = merged(NANO, (), torch.float32).train() if families else make_model(tokenizer, seed)
     training, rng = _Training(model, make_optimizers(model), 60 * minutes), random.Random(seed)
@@ -410,6 +411,17 @@ def pretrain(
     }
     save(model, tokenizer, out, report)
     return report
+
+
+def _drafting(families: str | Sequence[str]) -> list[str]:
+    """Their names, if all draft tasks about made-up worlds, whose cities have no coordinates to draw."""
+    shipped = shipped_families(Corpus.open())
+    able = [name for name, family in shipped.items() if family.draft and name != "image"]
+    names = family_names(families, shipped)
+    for name in names:
+        if name not in able:
+            raise SuiteError(f"family {name} has no tasks about made-up worlds: use {', '.join(able)}")
+    return names
 
 
 def greedy_success(

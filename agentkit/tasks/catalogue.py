@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import product
 
-from agentkit.records import Task
+from agentkit.records import SuiteError, Task
+from agentkit.tasks.splits import LARGE
 from agentkit.tasks.suite import DEFAULT_FAMILIES, VARIETIES, Suite
 
 _FACTS = "films CC0 (Wikidata); GeoNames and Gapminder CC BY 4.0; mendeleev MIT"
@@ -23,8 +24,15 @@ COLUMNS = ("family", "variety", "asks for", "kinds", "tasks", "easy", "medium", 
 def catalogue(
     n_tasks: int = 1200, seed: int = 0, families: Iterable[str] = DEFAULT_FAMILIES
 ) -> list[dict[str, str | int]]:
-    """A row for each family and variety, counted in a suite of a family's equal share of ``n_tasks``."""
-    rows = []
+    """A row for each family and variety, counted in a suite of a family's equal share of ``n_tasks``.
+
+    Raises SuiteError where that is fewer than a suite has.
+    """
+    rows, fewest = [], LARGE * len(DEFAULT_FAMILIES)
+    if n_tasks < fewest:
+        raise SuiteError(
+            f"{n_tasks} tasks are too few for the table: give at least {fewest}, {LARGE} for each family"
+        )
     for family, variety in product(families, VARIETIES):
         spec = {"families": [family], "seed": seed, "variety": variety}
         suite = Suite.build(spec | {"n_tasks": n_tasks // len(DEFAULT_FAMILIES)})

@@ -75,10 +75,25 @@ def unsolved(task: Task) -> Trajectory:
 
 
 def fill(arguments: dict[str, Any], values: Mapping[int, str] | Sequence[str]) -> dict[str, Any]:
-    """Arguments with {0}, {1} ... in their text replaced by earlier values. Other braces stay."""
+    """Arguments with {0}, {1} ... in their texts, also within lists and objects, replaced by earlier values.
+
+    Other braces stay, as those of r"[0-9]{3}" where there are fewer values. Raises KeyError where a mapping
+    lacks one.
+    """
+
+    def earlier(found: re.Match[str]) -> str:
+        number = int(found[1])
+        return found[0] if isinstance(values, Sequence) and number >= len(values) else values[number]
 
     def filled(value: Any) -> Any:
-        return re.sub(r"\{(\d+)\}", lambda m: values[int(m[1])], value) if isinstance(value, str) else value
+        match value:
+            case str():
+                return re.sub(r"\{(\d+)\}", earlier, value)
+            case list():
+                return [filled(each) for each in value]
+            case dict():
+                return {name: filled(each) for name, each in value.items()}
+        return value
 
     return {name: filled(value) for name, value in arguments.items()}
 

@@ -8,7 +8,6 @@ import ast
 import dataclasses
 import hashlib
 import json
-import re
 import warnings
 from collections.abc import Callable, Sequence
 from statistics import fmean
@@ -50,41 +49,38 @@ def relabel_code(task: Task, trajectory: Trajectory) -> Task | None:
         if NOTHING in values or (len(values) > 1 and all(value == values[0] for value in values)):
             return None
         short = without_idle_lines(program, lambda code: returned(code, inputs, **running) == values)
+        printed = f"(lambda *given: str({verifier['entry']}(*given)))"  # (1, 2), where JSON has [1, 2]
+        prints = returned(short, inputs, **running | {"entry": printed})
     except RuntimeError as error:
         warnings.warn(f"a trajectory of {task.id} was not relabelled: {error}", stacklevel=2)
         return None
     new = verifier | {"tests": [list(pair) for pair in zip(inputs, values, strict=True)]}
     close = closeness(values, [test[1] for test in tests])
     try:
-        return _asked(dataclasses.replace(task, verifier=new, answer=short), values, close)
+        return _asked(dataclasses.replace(task, verifier=new, answer=short), values, prints, close)
     except ValueError:  # an integer of more digits than Python writes
         return None
 
 
-def _asked(task: Task, values: list[Any], close: float) -> Task | None:
+def _asked(task: Task, values: list[Any], prints: list[Any], close: float) -> Task | None:
     """The relabelled task; None where no input has a result that is short and prints as it is."""
     entry = task.verifier["entry"]
     calls = [f"{entry}({', '.join(map(repr, test[0]))})" for test in task.verifier["tests"]]
     shown = [
-        (call, value)
-        for call, value in zip(calls, values, strict=True)
-        if as_rows(value)
-        or len(call) + len(repr(value)) <= MAX_VALUE
-        and str(value) == str(value).strip() != ""
+        (call, value, text)
+        for call, value, text in zip(calls, values, prints, strict=True)
+        if isinstance(text, str)
+        and (as_rows(value) or len(call) + len(repr(value)) <= MAX_VALUE and text == text.strip() != "")
     ]
-    if not shown or re.search(r"\{\d+\}", task.answer + shown[0][0]):  # in a plan that is an earlier result
+    if not shown:
         return None
-    prompt = f"Write {entry}. " + " ".join(f"Example: {call} is {value!r}." for call, value in shown[:SHOWN])
+    call, _, text = shown[0]
+    prompt = f"Write {entry}. " + " ".join(f"Example: {c} is {value!r}." for c, value, _ in shown[:SHOWN])
     outcome = json.dumps(values)
-    code = f"{task.answer}\nprint({shown[0][0]})"
+    code = f"{task.answer}\nprint({call})"
     tool = next(iter(task.tools), "python")
-    plan = [{"tool": tool, "arguments": {"code": code}, "expect": str(shown[0][1])}]
-    meta = {
-        "plan": plan,
-        "answer_if": {str(shown[0][1]): task.answer},
-        "outcome": outcome,
-        "closeness": close,
-    }
+    plan = [{"tool": tool, "arguments": {"code": code}, "expect": text}]
+    meta = {"plan": plan, "answer_if": {text: task.answer}, "outcome": outcome, "closeness": close}
     name = f"{task.id}-h{hashlib.sha256(outcome.encode()).hexdigest()[:8]}"
     return dataclasses.replace(task, id=name, prompt=prompt, meta=meta, tools=(tool,))
 

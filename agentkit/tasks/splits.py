@@ -3,14 +3,15 @@
 Near-duplicates are found exactly, by a prefix-filtered similarity join (Chaudhuri et al. 2006; Xiao et al.,
 PPJoin, 2008) over the word pairs of normalised prompts: two prompts that alike must share one of their few
 rarest pairs, so only prompts with a rare pair in common are compared. What most prompts of a family say, such
-as its rules, does not count. Leaves out paraphrases.
+as its rules, does not count, nor what most of so many alike say that they would fill half of a split, such as
+the rules of one of its sources. Leaves out paraphrases.
 """
 
 import dataclasses
 import random
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import combinations
 from math import ceil
 
@@ -20,6 +21,7 @@ from agentkit.verifiers import normalize
 SPLITS = {"train": 0.70, "validation": 0.15, "test": 0.15}
 LARGE = 20  # tasks of a family, of which some belong into every split
 SIMILAR = 0.85  # Jaccard similarity of word pairs from which two prompts are near-duplicates
+MANY = min(SPLITS.values()) / 2  # of a family's prompts: as near-duplicates they would fill half of a split
 
 
 def assign_splits(tasks: list[Task], rng: random.Random) -> list[Task]:
@@ -52,7 +54,7 @@ def assign_splits(tasks: list[Task], rng: random.Random) -> list[Task]:
             filled[chosen] += 1
     split_of |= {task.id: "test" for component in new for task in component}
     found = [dataclasses.replace(task, split=split_of[task.id]) for task in tasks]
-    _warn_if_alike(found)
+    _warn_if_alike(found, components)
     return found
 
 
@@ -68,16 +70,27 @@ def a_fifth(tasks: list[Task], rng: random.Random) -> set[str]:
     return {task.id for task in held}
 
 
-def _warn_if_alike(tasks: Sequence[Task]) -> None:
-    """Warn of a family that is large enough for all splits, with none to train on or none to test with."""
+def _warn_if_alike(tasks: Sequence[Task], components: Sequence[Sequence[Task]]) -> None:
+    """Warn of a family that is large enough for all splits, with none to train on or none to test with, or
+    with so many that stay together that they are most of a split.
+    """
+    why = "their questions ask nearly the same or share their entities, which keeps them together. Vary them"
     for name in dict.fromkeys(task.family for task in tasks):
-        own = [task for task in tasks if task.family == name and not task.meta.get("new_template")]
-        for split in sorted({"train", "test"} - {task.split for task in own}) if len(own) >= LARGE else ():
+        own = {t.id: t.split for t in tasks if t.family == name and not t.meta.get("new_template")}
+        held = Counter(own.values())
+        lacking = sorted({"train", "test"} - set(held)) if len(own) >= LARGE else []
+        for split in lacking:
             warnings.warn(
-                f"none of the {len(own)} tasks of family {name} is in the {split} split: their questions ask "
-                "nearly the same or share their entities, which keeps them together. Vary them",
-                stacklevel=3,
+                f"none of the {len(own)} tasks of family {name} is in the {split} split: {why}", stacklevel=3
             )
+        for together in components if not lacking else ():
+            splits = [own[task.id] for task in together if task.id in own]
+            if len(splits) >= LARGE and 2 * len(splits) > held[splits[0]]:
+                warnings.warn(
+                    f"{len(splits)} of the {held[splits[0]]} tasks of family {name} in the {splits[0]} split "
+                    f"stay together: {why}",
+                    stacklevel=3,
+                )
 
 
 def stratum(task: Task) -> str:
@@ -95,18 +108,30 @@ def near_duplicates(prompts: Sequence[str], families: Sequence[str] = ()) -> Ite
     """Pairs of positions of prompts whose word pairs have a Jaccard similarity of at least ``SIMILAR``.
 
     Pairs of words in more than half of a family's prompts, where it has ``LARGE`` or more, are left out; a
-    prompt that holds nothing else keeps them.
+    prompt that holds nothing else keeps them. Where more than the share ``MANY`` of a family's prompts are
+    near-duplicates of each other all the same, so are those in more than half of these.
     """
     families = families or [""] * len(prompts)
-    sizes, counts = Counter(families), defaultdict(Counter)
-    pairs = [_word_pairs(prompt) for prompt in prompts]
-    for family, words in zip(families, pairs, strict=True):
-        counts[family].update(words)
+    pairs = _own_pairs([_word_pairs(prompt) for prompt in prompts], families)
+    roots, sizes = _joined(len(prompts), _alike(pairs)), Counter(families)
+    held = Counter(roots)
+    groups = [root if held[root] > MANY * sizes[families[i]] else i for i, root in enumerate(roots)]
+    return _alike(_own_pairs(pairs, groups))
+
+
+def _own_pairs(pairs: Sequence[frozenset[str]], groups: Sequence[Hashable]) -> list[frozenset[str]]:
+    """Without those in more than half of a group, where it has ``LARGE`` prompts or more."""
+    sizes, counts = Counter(groups), defaultdict(Counter)
+    for group, words in zip(groups, pairs, strict=True):
+        counts[group].update(words)
     common = {
         name: {pair for pair, count in own.items() if 2 * count > sizes[name] >= LARGE}
         for name, own in counts.items()
     }
-    pairs = [words - common[family] or words for family, words in zip(families, pairs, strict=True)]
+    return [words - common[group] or words for group, words in zip(groups, pairs, strict=True)]
+
+
+def _alike(pairs: Sequence[frozenset[str]]) -> Iterator[tuple[int, int]]:
     frequency = Counter(pair for words in pairs for pair in words)
     index: dict[str, list[int]] = defaultdict(list)
     for i, words in enumerate(pairs):
@@ -128,19 +153,26 @@ def _word_pairs(prompt: str) -> frozenset[str]:
 
 def _components(tasks: list[Task]) -> list[list[Task]]:
     """Groups of tasks connected by a shared entity combination or by near-duplicate prompts."""
-    from scipy.cluster.hierarchy import DisjointSet
-
-    joined = DisjointSet(range(len(tasks)))
     owner: dict[str, int] = {}
     first: dict[str, int] = {}  # with that prompt
+    links = []
     for i, task in enumerate(tasks):
-        joined.merge(first.setdefault(task.prompt, i), i)
-        for key in entity_combinations(task):
-            joined.merge(owner.setdefault(key, i), i)
+        links.append((first.setdefault(task.prompt, i), i))
+        links += [(owner.setdefault(key, i), i) for key in entity_combinations(task)]
     others = list(first.values())
-    for one, other in near_duplicates(list(first), [tasks[i].family for i in others]):
-        joined.merge(others[one], others[other])
+    alike = near_duplicates(list(first), [tasks[i].family for i in others])
+    links += [(others[one], others[other]) for one, other in alike]
     groups = defaultdict(list)
-    for i, task in enumerate(tasks):
-        groups[joined[i]].append(task)
+    for root, task in zip(_joined(len(tasks), links), tasks, strict=True):
+        groups[root].append(task)
     return list(groups.values())
+
+
+def _joined(count: int, links: Iterable[tuple[int, int]]) -> list[int]:
+    """For each position one that stands for all those it is connected to."""
+    from scipy.cluster.hierarchy import DisjointSet
+
+    joined = DisjointSet(range(count))
+    for one, other in links:
+        joined.merge(one, other)
+    return [joined[i] for i in range(count)]

@@ -197,14 +197,11 @@ def _draft_family(
     prompts: set[str],
     new: set[str],
 ) -> list[Task]:
-    """``count`` tasks of one family whose prompts are not in ``prompts`` yet; adds them there.
-
-    Those of the templates in ``new`` say so in their meta.
-    """
+    """``count`` tasks whose prompts are new to ``prompts``; adds them there, and marks those in ``new``."""
     tasks: list[Task] = []
     uses: Counter[str] = Counter()
     limit = most = max(3, int(count * MAX_SHARE))  # tasks of an entity combination, of an answer
-    misses, often, why = 0, "", " (its draft returned None each time)"
+    misses, often, full, why = 0, "", "", " (its draft returned None each time)"
     while len(tasks) < count and (misses < MAX_MISSES or (often and most < int(COMMON * count))):
         if misses == MAX_MISSES:
             misses, often, most = 0, "", min(2 * most, int(COMMON * count))
@@ -214,17 +211,20 @@ def _draft_family(
         why = ""
         combinations = entity_combinations(task)
         question = " ".join(task.prompt.casefold().split())
-        if question in prompts or any(uses[key] >= limit for key in combinations):
+        if question in prompts:
+            continue
+        if taken := [key for key in combinations if uses[key] >= limit]:
+            full = f": at most {limit} tasks may share the entities {taken[0]!r} (meta['entities'])"
             continue
         if uses[task.answer] >= most:
-            often = task.answer
+            often = f": the answer of {COMMON:.0%} would be {task.answer!r}, so vary the answers"
             continue
         try:
             calls = _solved(task, family)
         except PlanError as error:
             why = f" (last failure: {error})"
             continue
-        misses = 0
+        misses, full = 0, ""
         prompts.add(question)
         uses.update({task.answer, *combinations})
         task = dataclasses.replace(task, family=name, difficulty=difficulty(calls))
@@ -232,10 +232,9 @@ def _draft_family(
             task = dataclasses.replace(task, meta=task.meta | {"new_template": True})
         tasks.append(with_content_id(task))
     if len(tasks) < count:
-        why = f": the answer of {COMMON:.0%} would be {often!r}, so vary the answers" if often else why
         raise SuiteError(
             f"family {name} gave only {len(tasks)} different tasks of the {count} asked for (their prompts "
-            f"differ, whatever reset adds){'; ask for fewer' * bool(tasks)}{why}"
+            f"differ, whatever reset adds){'; ask for fewer' * bool(tasks)}{often or full or why}"
         )
     return tasks
 

@@ -188,7 +188,8 @@ def _local(path: Path, split: str) -> tuple[NumberedRows, Any]:
             file = folder / "metadata.jsonl"
             return numbered_rows(file), partial(_from_folder, folder, [file])
         if tables := sorted(folder.glob("*.parquet")):
-            rows = [row for table in tables for _, row in numbered_rows(table)]
+            whole = [table for table in tables if table.name == "metadata.parquet"]  # the others: by level
+            rows = [row for table in whole or tables for _, row in numbered_rows(table)]
             return enumerate(rows, start=1), partial(_from_folder, folder, tables)
     raise DataError(
         f"{path} holds neither metadata.jsonl nor Parquet files for {split!r}: name the folder that does"
