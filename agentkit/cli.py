@@ -25,7 +25,7 @@ from agentkit.records import AgentkitError, DataError, RecipeError, RunError
 from agentkit.runs import Run, disk_remedy, encode_json, load_run, read_json, stages, write_bytes, write_json
 from agentkit.runs.children import signals
 from agentkit.runs.files import located
-from agentkit.runs.recipe import FILES, REWARDS, Recipe, beside, read_recipe
+from agentkit.runs.recipe import REWARDS, Recipe, beside, read_recipe
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,7 +145,7 @@ def _overrides(pairs: Sequence[str]) -> dict[str, Any]:
             values[key] = yaml.safe_load(value)
         except (yaml.YAMLError, ValueError, RecursionError):
             raise RecipeError(f"-p {pair[:80]}: {value[:60]!r} is not a YAML value") from None
-    return values | {name: beside(Path("here"), values[name]) for name in FILES if name in values}
+    return beside(Path("here"), values)
 
 
 def _refuse_dots(folder: Path, of: str = "run") -> None:

@@ -122,7 +122,8 @@ class Lab:
             RecipeError: a change is no recipe key or not a value of it.
         """
         kept = {name: value for name, value in self.recipe.used().items() if not name.startswith("reward")}
-        return replace(self, recipe=Recipe.from_mapping(kept | changes))
+        Recipe.from_mapping(changes)  # whether they go together; the run was made, whatever else it holds
+        return replace(self, recipe=Recipe.from_mapping(kept | changes, together=False))
 
     def extended(self, families: Mapping[str, Family] | None = None, rewards: Reward | None = None) -> Self:
         """This lab with more families or rewards, to try out in a notebook: no other process knows them."""
@@ -219,6 +220,23 @@ class Lab:
             )
         return Suite(tasks, self.environments)
 
+    def check_apart(self, suite: Suite) -> None:
+        """Whether training shares no entity combination with validation and test; of a given suite only a
+        warning says so.
+
+        Raises:
+            SuiteError: two tasks of a suite that is built do.
+        """
+        trained = {frozenset(task.meta.get("entities") or [task.id]): task for task in suite.split("train")}
+        for name in ("validation", "test"):
+            shared = ((trained.get(frozenset(t.meta.get("entities", []))), t) for t in suite.split(name))
+            one, other = next((pair for pair in shared if pair[0]), (None, None))
+            if one:
+                said = f"{one.prompt[:60]!r} (train) and {other.prompt[:60]!r} ({name}) share their entities"
+                if not self.recipe.tasks:
+                    raise SuiteError(said)
+                warnings.warn(f"{said}, so that the one may teach the other", stacklevel=2)
+
     def load(self, run: Run) -> Suite:
         """The suite of a run, with this lab's environments behind it, without prompts that are too long.
 
@@ -312,7 +330,7 @@ class Lab:
             "tool_format": None if recipe.tool_format == "auto" else recipe.tool_format,
             "tool_cache": None
             if recipe.tool_cache == "off"
-            else ToolCache(own_file(Path(recipe.tool_cache or default_path()))),
+            else ToolCache(own_file(Path(os.path.expanduser(recipe.tool_cache or default_path())))),
         } | changes
 
     def rollout(self, tasks: Sequence[Task], policy: Policy, **changes: Any) -> list[Trajectory]:

@@ -19,7 +19,7 @@ from test_report import make_run
 from agentkit import cli
 from agentkit.preflight import Preflight
 from agentkit.records import RunError
-from agentkit.runs import load_run, project_root, write_jsonl
+from agentkit.runs import Run, load_run, project_root, write_jsonl
 
 SLOW = ("torch", "pandas", "numpy", "scipy", "transformers", "plotly", "papermill", "pyarrow")
 
@@ -53,6 +53,16 @@ def test_json_is_all_that_is_printed(capsys):
     rows = json.loads(printed.out)
     assert printed.err == "agentkit: building 120 tasks ...\n"
     assert [row["family"] for row in rows[::2]] == ["A", "B", "C"]
+
+
+def test_what_a_lab_file_prints_is_no_part_of_the_json(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text("print('loading')\nrewards = {'one': (lambda task, t: 1.0, 0.5)}\n")
+    run = Run.create(tmp_path / "a")
+    run.begin("01_tasks", {"lab": str(tmp_path / "mine.py")})
+    write_jsonl(run.file("tasks.jsonl"), [{"prompt": "How much is 1 + 1?", "answer": "2"}])
+    assert cli.main(["audit", str(run.path), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["tasks"] == 1 and printed.err == "loading\n"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import yaml
 from agentkit.cli import main
 from agentkit.preflight.forecasting import forecast as preflight_forecast
 from agentkit.records import Task
-from agentkit.runs import Run, RunError, append_jsonl, cost, read_jsonl, write_bytes, write_tasks
+from agentkit.runs import Run, RunError, append_jsonl, cost, read_jsonl, write_bytes, write_jsonl, write_tasks
 from agentkit.runs.cost import (
     PHASES,
     Rates,
@@ -397,3 +397,17 @@ def test_rates_of_a_given_suite_count_its_own_test(tmp_path):
     tasks = [Task(str(i), f"How many {i}?", "3", split="test") for i in range(45 // samples)]
     write_tasks(run.file("tasks.jsonl"), tasks)
     assert measured_rates(run).evaluation == pytest.approx(225 / (len(tasks) * samples))
+
+
+def test_a_given_suite_is_counted_as_its_file_splits_it(tmp_path):
+    def recipe(*splits: tuple[str, int]) -> Recipe:
+        rows = [{"prompt": f"{s} {i}", "answer": "1", "split": s} for s, n in splits for i in range(n)]
+        path = write_jsonl(tmp_path / f"{len(rows)}.jsonl", rows)
+        return Recipe.from_mapping(SMALL | {"tasks": str(path), "epochs": 3, "val_tasks": 999})
+
+    found = counts(recipe(("train", 100), ("validation", 50), ("test", 250)))
+    assert (found["demonstrations"], found["final"], found["rollouts"]) == (100 * 6, 250 * 5, 10 * 4)
+    found = counts(recipe(("train", 10), ("test", 250)))  # a fifth of the training tasks validates
+    assert (found["demonstrations"], found["validation"]) == (8 * 6, 4 * 2 * 2)
+    found = counts(recipe(("test", 200)))
+    assert (found["demonstrations"], found["final"]) == (140 * 6, 30 * 5)

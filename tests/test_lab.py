@@ -97,6 +97,12 @@ def test_a_lab_file_beside_its_recipe_brings_tasks_tools_verifier_and_rewards(re
     assert all(row["passed"] for row in again.load(run).audit())
 
 
+def test_the_tool_cache_may_lie_in_the_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Lab.open({"tool_cache": "~/tools.sqlite"}).options()
+    assert (tmp_path / "tools.sqlite").exists()
+
+
 def test_a_model_folder_beside_its_recipe_is_found_from_anywhere(tmp_path):
     (tmp_path / "agents" / "mine").mkdir(parents=True)
     for model, found in (
@@ -127,13 +133,14 @@ def test_an_environments_own_reward_is_of_its_families_however_often_it_is_score
         "a", "p", 0, 0, **tokens, stop_reason=StopReason.ANSWER, success=1.0, components={"Box": -0.2}
     )
     elsewhere = dataclasses.replace(t, task_id="b", components={})
+    left_out = dataclasses.replace(t, components={})  # get_reward gave None
+    both = {"Box": (reward, 1.0), "one": (lambda *_: 1.0, 1.0)}
     for _ in range(2):
-        t, elsewhere = score_all(
-            [own, other], [t, elsewhere], {"Box": (reward, 1.0), "one": (lambda *_: 1.0, 1.0)}
-        )
-        assert (t.reward, elsewhere.reward) == (0.8, 1.0)
+        t, elsewhere = score_all([own, other], [t, elsewhere], both)
+        (left_out,) = score_all([own], [left_out], both)
+        assert (t.reward, elsewhere.reward, left_out.reward) == (0.8, 1.0, 1.0)
     with pytest.raises(ValueError, match="get_reward of Box raised"):
-        reward(own, dataclasses.replace(t, components={"Box": None}))
+        reward(own, dataclasses.replace(t, components={"Box": None}, reward=None))
 
 
 def test_what_a_verifier_sees_decides_and_not_the_answer_alone(recipe):
@@ -253,6 +260,17 @@ def test_given_tasks_are_split_where_they_are_not_and_keep_their_splits_where_th
     assert {t.prompt for t in suite.split("test")} == {t.prompt for t in given(10, "test")}
     again = Lab.open({"tasks": str(path)}).suite()
     assert [(t.id, t.split) for t in again] == [(t.id, t.split) for t in suite]
+
+
+def test_given_splits_that_share_entities_are_warned_of_and_built_ones_refused(tmp_path, recwarn):
+    tasks = [*given(20), *given(5, "validation"), *given(5, "test")]
+    tasks[-1] = dataclasses.replace(tasks[-1], meta=tasks[0].meta)
+    lab = Lab.open({"tasks": str(write_tasks(tmp_path / "tasks.jsonl", tasks))})
+    lab.check_apart(suite := lab.suite())
+    (told,) = [str(w.message) for w in recwarn if "share their entities" in str(w.message)]
+    assert repr(tasks[0].prompt) in told and f"{tasks[-1].prompt!r} (test)" in told
+    with pytest.raises(SuiteError, match="share their entities"):
+        Lab.open({}).check_apart(suite)
 
 
 def test_a_validation_that_is_drawn_shares_nothing_with_the_training_tasks(tmp_path):
@@ -528,6 +546,7 @@ def said(*messages: dict) -> dict:
             said({"tool_calls": [{"name": "search", "arguments": "{query: x}"}]}, REPLY),
             "arguments .* no JSON",
         ),
+        (said({"content": "half \ud83d"}), "row 1 holds half a character"),
     ],
 )
 def test_broken_transcripts_name_the_row(tokenizer, tmp_path, row, says):
@@ -537,6 +556,17 @@ def test_broken_transcripts_name_the_row(tokenizer, tmp_path, row, says):
     path.write_text(json.dumps(row) + "\n")
     with pytest.raises((DataError, RunError, RecipeError), match=says):
         read_transcripts(path, tokenizer, Lab.open({}), given(1))
+
+
+def test_nothing_to_imitate_is_one_sentence(tokenizer, tmp_path):
+    from agentkit.training.sft import sft_dataset
+    from agentkit.training.transcripts import read_transcripts
+
+    (tmp_path / "messages.jsonl").touch()
+    with pytest.raises(RunError, match="holds no row: give transcripts"):
+        read_transcripts(tmp_path / "messages.jsonl", tokenizer, Lab.open({}), given(1))
+    with pytest.raises(RunError, match="none of 0 trajectories has a turn"):
+        sft_dataset([])
 
 
 def test_transcripts_show_the_tools_of_the_tasks_they_are_for(tokenizer, tmp_path):

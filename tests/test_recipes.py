@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -472,6 +473,44 @@ def test_a_stage_is_not_done_where_a_key_that_was_set_is_back_at_its_default(tmp
     assert stages.is_done(run, "03_grpo", {"model": "nano", "beta": default, "n_tasks": 60})
 
 
+def test_a_stage_stays_done_with_other_keys_that_change_no_result(tmp_path):
+    run = Run.create(tmp_path / "a")
+    recipe = {"model": "nano", "engine": "server", "server_urls": "http://node3:8000"}
+    for stage in stages.STAGES[:3]:
+        run.begin(stage, stages.parameters_of(stage, recipe))
+        run.end(stage)
+    free = {"server_urls": "http://node7:8000", "save_every": 9, "preflight": "warn", "max_batch": 9}
+    free |= {"engine_memory": 0.5, "report_to": "wandb", "tool_cache": "off"}
+    assert all(stages.is_done(run, stage, recipe | free) for stage in stages.STAGES[:3])
+    done = [stages.is_done(run, "03_grpo", recipe | {k: 9}) for k in ("patience", "steps", "tool_timeout_s")]
+    assert done == [False, False, False]
+
+
+def test_one_call_at_a_time_works_on_a_run(tmp_path, monkeypatch, capsys):
+    run, words = tmp_path / "a", ["run", str(NANO), "--run", str(tmp_path / "a"), "--to", "01"]
+
+    def execute(stage: str, run: Run, parameters: dict) -> None:
+        assert cli.main(words) == 2
+        assert f"process {os.getpid()} is executing notebooks in {run.path}" in capsys.readouterr().err
+
+    monkeypatch.setattr(stages, "execute", execute)
+    assert cli.main(words) == 0 and "run folder" in capsys.readouterr().out
+    command = [
+        sys.executable,
+        "-c",
+        f"{HOLDING}with _alone(Run({str(run)!r})):\n print(flush=True)\n input()",
+    ]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        assert cli.main(words) == 2 and f"process {other.pid} is" in capsys.readouterr().err
+        other.kill()
+    monkeypatch.setattr(stages, "execute", lambda *_: None)
+    assert cli.main(words) == 0, "a killed one holds nothing"
+
+
+HOLDING = "from agentkit.runs.run import Run\nfrom agentkit.runs.stages import _alone\n"
+
+
 def test_a_stage_is_not_done_where_an_earlier_one_was_executed_after_it(tmp_path, monkeypatch):
     run, clock = Run.create(tmp_path / "a"), iter(f"2026-01-01T00:00:0{i}+0000" for i in range(9))
     monkeypatch.setattr("agentkit.runs.run._now", lambda: next(clock))
@@ -517,6 +556,9 @@ def test_what_an_interrupted_training_left_is_not_compared_with_a_repetition_tha
     append_jsonl(to.file("train", "metrics.jsonl"), {"step": 1, "reward": 0.5})
     write_bytes(to.file("baseline.json"), b"{ }")
     assert rerun(run, to)[1] == ["train/metrics.jsonl differs from step 1 on"]
+    write(to.file("train", "metrics.jsonl"), '{"step": 1}\n{"step": 2}\n')
+    longer = "train/metrics.jsonl has 1 rows then, 2 now, and the first are the same"
+    assert rerun(run, to)[1] == [longer]
 
 
 def test_a_key_that_is_back_at_its_default_leaves_the_runs_recipe(tmp_path):
@@ -529,6 +571,18 @@ def test_a_key_that_is_back_at_its_default_leaves_the_runs_recipe(tmp_path):
     run.begin("03_grpo", every)  # papermill hands all of a file's keys to each notebook
     run.begin("03_grpo", {"seed": 1, "model": "nano"})
     assert run.manifest["recipe"] == {k: v for k, v in every.items() if k != "steps"}, "those of others stay"
+
+
+def test_a_key_that_an_earlier_notebook_alone_was_given_leaves_the_runs_recipe(tmp_path):
+    run, served = Run.create(tmp_path / "a"), {"engine": "server", "server_urls": "http://localhost:8000"}
+    run.begin("02_baseline", {"model": "nano", "sft": True} | served)
+    run.begin("03_grpo", {"model": "nano", "sft": True, "engine": "vllm"})
+    run.begin("04_diagnostics", {"lab": ""})
+    assert run.manifest["recipe"] == {"model": "nano", "sft": True, "engine": "vllm", "lab": ""}
+    run.update(recipe=served | {"engine": "vllm"})  # as an older version left it
+    assert laboratory.Lab.of(run).with_reward(reward="toolrl").recipe.reward == "toolrl"
+    with pytest.raises(RecipeError, match="a weight of reward plan"):
+        laboratory.Lab.of(run).with_reward(reward="toolrl", reward_format=0.5)
 
 
 @pytest.mark.parametrize("name", ["{}/rows.jsonl", "gsm8k:{}/rows.jsonl", "gsm8k:{}"])
@@ -606,6 +660,24 @@ def test_a_file_named_on_the_command_line_is_seen_from_where_it_was_called(monke
     monkeypatch.chdir(project_root() / "tests")
     assert cli._recipe(NANO, ["tasks=hostile/answers.json"]).tasks == "tests/hostile/answers.json"
     assert cli._recipe(NANO, ["tasks=gsm8k", "model=nano"]).tasks == "gsm8k"
+
+
+def test_a_file_that_a_recipe_names_is_looked_for_beside_it_then_from_here(tmp_path, monkeypatch):
+    for folder in ("recipes", "work/gsm8k", "work/nano", "work/agent"):
+        (tmp_path / folder).mkdir(parents=True)
+    recipe = write(tmp_path / "recipes" / "r.yaml", "lab: mine.py\ntasks: gsm8k\nmodel: nano\n")
+    here = write(tmp_path / "work" / "mine.py", "")
+    monkeypatch.chdir(here.parent)
+    monkeypatch.setattr(recipes, "project_root", lambda: NANO.parents[1])
+    assert read_recipe(recipe) == {"lab": str(here), "tasks": "gsm8k", "model": "nano"}
+    beside = write(recipe.with_name("mine.py"), "")
+    recipe.write_text("lab: mine.py\ntasks: gsm8k:gsm8k\nmodel: agent\n")
+    there = {"tasks": f"gsm8k:{here.parent / 'gsm8k'}", "model": str(here.parent / "agent")}
+    assert read_recipe(recipe) == there | {"lab": str(beside)}
+    monkeypatch.setenv("HOME", str(here.parent))
+    recipe.write_text("lab: ~/mine.py\ntasks: gsm8k:~/gsm8k\nmodel: ~/agent\n")
+    assert read_recipe(recipe) == there | {"lab": str(here)}
+    assert recipes.find_file("~/mine.py") == here
 
 
 def test_every_command_finds_a_run_from_inside_the_project(tmp_path, monkeypatch, capsys):

@@ -281,7 +281,7 @@ def test_a_training_that_has_begun_is_not_made_again_for_an_arm_that_is_added(tm
     after = {job.folder: job for job in plan(design, out)}
     assert after.keys() - before.keys() == {out / "rft" / "seed-1"}
     cells = [after[out / arm / "seed-1"] for arm in ("default", "rft")]
-    assert [job.parent.name for job in cells] == [before[cells[0].folder].parent.name] * 2
+    assert [job.parent for job in cells] == [None, before[cells[0].folder].parent]
     arms["more"] = {"controls": "sft_more", "policy": "sft_more"}
     design = read_design(write(tmp_path, arms=arms, seeds=[1]))
     (shared,) = [job for job in plan(design, out) if not job.arm and job.last == 3]
@@ -296,7 +296,23 @@ def test_a_training_that_has_begun_is_not_made_again_for_an_arm_that_is_added(tm
     made(replace(cells[0], last=1))
     again = [job for job in plan(design, out) if not job.arm and job.last == 3]
     assert again == begun, "a shared training that has begun goes on"
-    assert all(job.parent == shared.folder for job in plan(design, out) if job.arm in ("default", "rft"))
+    assert [job.parent for job in plan(design, out) if job.arm in ("default", "rft")] == [None, shared.folder]
+
+
+@pytest.mark.parametrize("change", ["versions", "shared"])
+def test_cells_that_have_begun_need_nothing_that_is_shared(tmp_path, monkeypatch, change):
+    file, sweep = write(tmp_path), Sweep(tmp_path / "out")
+    for job in plan(design := read_design(file), sweep.folder):
+        made(replace(job, last=1) if job.arm else job)
+    if change == "versions":
+        monkeypatch.setattr("agentkit.runs.sweep.versions", lambda: {"torch": "9.9"})
+    else:
+        shutil.rmtree(sweep.folder / "shared")
+    shown = dry_run(design, sweep, 1)
+    assert shown["shared"] == {} and len(shown["cells"]) == 4
+    started = driven(file, sweep, lambda name, job: made(job) if job.arm else RunError("out of memory"))
+    assert sorted(started) == ["default/seed-1", "default/seed-2", "free/seed-1", "free/seed-2"]
+    assert {cell["status"] for cell in sweep.state["cells"]} == {"done"}
 
 
 def test_a_cell_that_has_begun_takes_a_slot_though_its_parent_has_all(tmp_path):
@@ -1098,6 +1114,7 @@ def test_planned_power_is_that_of_the_test_and_grows_with_seeds():
     sizes = [smallest(*Spread().error(seeds, 183, 4), 3) for seeds in (2, 3, 5, 10)]
     assert sizes == sorted(sizes, reverse=True)
     assert smallest(0.0, 4.0, 1) is None
+    assert [smallest(*Spread().error(3, tasks, 2), 1) for tasks in (0, 1)] == [None, None]
 
 
 def test_the_spread_of_finished_cells_is_found_again():

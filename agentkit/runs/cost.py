@@ -7,6 +7,7 @@ over them evenly. Leaves out memory, and storage or network charges of a provide
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -74,16 +75,33 @@ def read_prices(path: str | Path | None = None) -> Prices:
 # ---- from a recipe
 def _planned(recipe: Recipe) -> Recipe:
     """The recipe with as many tasks as the file of its ``tasks`` has rows, and epochs over these as steps."""
+    recipe = dataclasses.replace(recipe, n_tasks=_given(recipe).total() or recipe.n_tasks)
+    return recipe.planned(_sizes(recipe)["train"])
+
+
+def _given(recipe: Recipe) -> Counter[str]:
+    """Rows of each split in the file of its ``tasks``."""
     with suppress(RecipeError, RunError, OSError):  # it names none, or one that cannot be read
         file = find_file(recipe.tasks)
-        recipe = dataclasses.replace(recipe, n_tasks=_rows(file, file.stat().st_mtime_ns))
-    return recipe.planned(round(0.70 * recipe.n_tasks))
+        return _rows(file, file.stat().st_mtime_ns)
+    return Counter()
+
+
+def _sizes(recipe: Recipe) -> dict[str, int]:
+    """Tasks of each split: as the file of its ``tasks`` names them, where it names several (Lab.adopt)."""
+    given = _given(recipe)
+    if len(given) > 1:
+        drawn = 0 if given["validation"] else given["train"] // 5
+        validation = given["validation"] + drawn
+        return {"train": given["train"] - drawn, "validation": validation, "test": given["test"]}
+    shares = {"train": 0.70, "validation": 0.15, "test": 0.15}
+    return {name: round(recipe.n_tasks * share) for name, share in shares.items()}
 
 
 @lru_cache(maxsize=16)
-def _rows(file: Path, changed: int) -> int:
-    """How many rows a file has, counted once while it stays as it is."""
-    return sum(1 for _ in numbered_rows(file))
+def _rows(file: Path, changed: int) -> Counter[str]:
+    """How many rows of each split a file has, counted once while it stays as it is."""
+    return Counter(str(row.get("split", "train")) for _, row in numbered_rows(file) if isinstance(row, dict))
 
 
 def counts(recipe: Recipe, n_test: int = 0, dead: float = 0.0) -> dict[str, int]:
@@ -94,8 +112,8 @@ def counts(recipe: Recipe, n_test: int = 0, dead: float = 0.0) -> dict[str, int]
     all is solved, is counted with one round.
     """
     recipe = _planned(recipe)
-    test, validation, train = (round(recipe.n_tasks * share) for share in (0.15, 0.15, 0.70))
-    test = n_test or test
+    sizes = _sizes(recipe)
+    test, validation, train = n_test or sizes["test"], sizes["validation"], sizes["train"]
     batch, controls = recipe.prompts_per_step * recipe.group_size, recipe.control_names
     shown = min(train, recipe.sft_tasks or train)
     evaluated = test * (recipe.test_samples + 1)  # the samples, and once greedily

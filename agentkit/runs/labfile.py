@@ -5,6 +5,7 @@ Leaves out what it may define and what that is for (agentkit.lab).
 """
 
 import ast
+import contextlib
 import hashlib
 import importlib.util
 import inspect
@@ -63,7 +64,8 @@ def load_module(path: Path) -> ModuleType:
     sys.path[:] = sorted(sys.path, key=lambda place: (place in _BESIDE) + (place in others))
     try:
         _forget(path.parent, files_of(path)[1:])
-        spec.loader.exec_module(module)
+        with contextlib.redirect_stdout(sys.stderr):  # what it prints is no part of a command's result
+            spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise RecipeError(f"the lab file {path}: {blame(error)}") from error
     return module

@@ -13,6 +13,7 @@ import difflib
 import itertools
 import json
 import math
+import os
 import re
 import reprlib
 from collections.abc import Mapping
@@ -844,24 +845,36 @@ def read_recipe(path: str | Path) -> dict[str, Any]:
         Recipe.from_mapping(values)
     except RecipeError as error:
         raise RecipeError(f"{path}: {error}") from None
-    return {name: beside(path, value) if name in FILES else value for name, value in values.items()}
+    return beside(path, values)
 
 
 def find_file(name: str) -> Path:
     """A file that a recipe names: here, in the project's folder, or in its params/. Raises RecipeError."""
-    root = project_root()
+    root, name = project_root(), os.path.expanduser(name)
     for path in (Path(name), root / name, root / "params" / name):
         if path.is_file():
             return path.resolve()
     raise RecipeError(f"there is no file {name!r}, neither here nor in {root} nor in {root / 'params'}")
 
 
-def beside(recipe: Path, name: Any) -> Any:
-    """A file named relative to a recipe or sweep, as seen from the project's folder if it lies there."""
-    file = (recipe.parent / str(name)).resolve()
+def beside(recipe: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a recipe or sweep, files among them as seen from the project's folder if they lie there."""
+    words = ("nano", "hub")  # of an agent and a data set, however folders here are called
+    return {
+        key: _beside(recipe.parent, x, key in ("model", "gaia") and x not in words) if key in FILES else x
+        for key, x in values.items()
+    }
+
+
+def _beside(place: Path, name: Any, folders: bool) -> Any:
+    """A file or folder in a place or, where it is not, from here; of ``folders`` from here only if asked."""
+    path = os.path.expanduser(str(name))
+    file = (place / path).resolve()
+    if not file.exists() and (os.path.isfile(path) or (folders and os.path.isdir(path))):
+        file = Path(path).resolve()
     if not name or not file.exists():
         source, mark, rows = str(name).partition(":")  # tasks: rows of a public data set
-        found = beside(recipe, rows) if mark and rows and f"_{source}".isidentifier() else rows
+        found = _beside(place, rows, True) if mark and rows and f"_{source}".isidentifier() else rows
         return name if found == rows else f"{source}:{found}"
     root = project_root()
     return str(file.relative_to(root) if file.is_relative_to(root) else file)

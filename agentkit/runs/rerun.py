@@ -69,8 +69,9 @@ def _compared(name: str, run: Run, to: Run) -> Iterator[str]:
             for one in (run, to)
         ]
         if rows[0] != rows[1]:
-            step = next((a["step"] for a, b in zip(*rows, strict=False) if a != b), "one of them is longer")
-            yield f"{name} differs from step {step} on"
+            step = next((a["step"] for a, b in zip(*rows, strict=False) if a != b), None)
+            longer = f"{name} has {len(rows[0])} rows then, {len(rows[1])} now, and the first are the same"
+            yield longer if step is None else f"{name} differs from step {step} on"
     elif name.startswith("eval/"):
         policy = Path(name).stem
         tokens = [[(t.task_id, t.sample, t.completion_ids, t.success) for t in one.trajectories(policy)]

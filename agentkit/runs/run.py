@@ -144,10 +144,13 @@ class Run:
             entry["interrupted"] = True  # so it goes on from where an earlier attempt was stopped
         if "CUDA_VISIBLE_DEVICES" in os.environ:
             entry["gpus"] = os.environ["CUDA_VISIBLE_DEVICES"]
-        before = self.manifest["stages"].get(name, {}).get("parameters", {})
+        handed = {s: x.get("parameters", {}).keys() for s, x in self.manifest["stages"].items()}
+        before = set(handed.get(name, ()))
+        if name[:1].isdigit():  # papermill may hand over others'
+            before = {key for s, keys in handed.items() for key in keys & {*Recipe.keys_of(s)}}
+            before &= {*Recipe.keys_of(name)}
         self.update(recipe=recipe, versions=versions(), git=git_state(), stages={name: entry})
-        own = Recipe.keys_of(name) if name[:1].isdigit() else before  # papermill may hand over others'
-        if gone := (before.keys() - recipe.keys()) & {*own}:  # back at their defaults
+        if gone := before - recipe.keys():  # back at their defaults
             manifest = self.manifest
             manifest["recipe"] = {key: x for key, x in manifest["recipe"].items() if key not in gone}
             write_json(self.path / MANIFEST, manifest)

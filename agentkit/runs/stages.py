@@ -4,26 +4,30 @@ Each notebook is handed the recipe's keys of its stage. Leaves out what the note
 """
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from agentkit.nano import NANO
 from agentkit.records import RecipeError, RunError
-from agentkit.runs.files import append_to, digest, open_file
+from agentkit.runs.files import append_to, digest, held_elsewhere, open_file
 from agentkit.runs.labfile import lab_digest
 from agentkit.runs.recipe import FILES, Recipe, find_file
 from agentkit.runs.run import MANIFEST, RUN_VARIABLE, Run, placed, project_root, secure, started
 from agentkit.runs.topology import patience
 
 STAGES = ("01_tasks", "02_baseline", "03_grpo", "04_diagnostics", "05_compare")
+RUNNING = ".running"  # in a run's folder: the process that executes notebooks there
 SHUTDOWN_S = 30.0  # for a kernel to end
+# keys that say where, how much at once and how safely, and change no result
+_SAME = "server_urls engine_memory max_batch tool_cache save_every report_to preflight".split()
 QUIET = [  # a kernel says nothing of how it is reached, nor of messages that came while it ended
     "--IPKernelApp.log_level=CRITICAL",
     "--IPKernelApp.exec_lines=__import__('logging').getLogger('tornado.general').setLevel('CRITICAL')",
@@ -59,25 +63,43 @@ def run_stages(
         anew: also those that are done.
 
     Raises:
-        RunError: a notebook stopped; it is kept as far as it came.
+        RunError: a notebook stopped, and is kept as far as it came; or another process works on this run.
         RecipeError: a file that the recipe names is another than it was.
     """
     lab = files.get("lab", "")
-    for stage in STAGES[first : last + 1]:
-        if not anew and is_done(run, stage, recipe, lab):
-            print(f"{stage}: done, kept")
-            continue
-        anew = True  # the later ones build on what this one writes
-        _check_files(recipe, files, file_digests(recipe))
-        execute(stage, run, parameters_of(stage, recipe))
-        entry = run.manifest["stages"].get(stage, {})
-        _check_files(recipe, {"lab": lab}, entry)  # what it opened
-        if entry:
-            run.update(stages={stage: entry | {"files": _own_files(stage, recipe)}})
-        if entry.get("ended") == "asked" and stage != STAGES[last]:
-            print(f"{stage}: asked to stop; the same again goes on, --from 04 measures what it has learnt")
-            return False
+    with _alone(run):
+        for stage in STAGES[first : last + 1]:
+            if not anew and is_done(run, stage, recipe, lab):
+                print(f"{stage}: done, kept")
+                continue
+            anew = True  # the later ones build on what this one writes
+            _check_files(recipe, files, file_digests(recipe))
+            execute(stage, run, parameters_of(stage, recipe))
+            entry = run.manifest["stages"].get(stage, {})
+            _check_files(recipe, {"lab": lab}, entry)  # what it opened
+            if entry:
+                run.update(stages={stage: entry | {"files": _own_files(stage, recipe)}})
+            if entry.get("ended") == "asked" and stage != STAGES[last]:
+                print(f"{stage}: asked to stop; the same goes on, --from 04 measures what it has learnt")
+                return False
     return True
+
+
+@contextlib.contextmanager
+def _alone(run: Run) -> Iterator[None]:
+    """Keep other processes from executing notebooks into this run; a killed one loses its lock."""
+    with os.fdopen(append_to(run.file(RUNNING)), "r+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            held_elsewhere(error)
+            raise RunError(
+                f"process {lock.read(20).strip()} is executing notebooks in {run.path}: wait for it, "
+                "stop it, or choose another run folder."
+            ) from None
+        os.truncate(lock.fileno(), 0)
+        os.write(lock.fileno(), str(os.getpid()).encode())
+        yield
 
 
 def file_digests(recipe: Mapping[str, Any]) -> dict[str, str]:
@@ -140,7 +162,7 @@ def is_done(run: Run, stage: str, recipe: Mapping[str, Any], lab: str = "") -> b
     entry = stages.get(stage, {})
     keys = compared(stage, {name: key.default for name, key in Recipe.keys().items()})
     asked, used = (
-        {name: placed(name, value) for name, value in (keys | compared(stage, values)).items()}
+        {name: placed(name, x) for name, x in (keys | compared(stage, values)).items() if name not in _SAME}
         for values in (recipe, entry.get("parameters", {}))
     )
     known = entry.get("files", {}).items()  # none: executed by hand; an older version lacks model folders

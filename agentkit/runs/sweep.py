@@ -42,7 +42,7 @@ from agentkit.runs.files import (
 from agentkit.runs.recipe import FILES, Recipe, beside, find_file, read_recipe, read_yaml
 from agentkit.runs.run import MANIFEST, Run, check_name, versions
 from agentkit.runs.schemas import fault
-from agentkit.runs.stages import STAGES, compared, file_digests, is_done, run_stages
+from agentkit.runs.stages import RUNNING, STAGES, compared, file_digests, is_done, run_stages
 
 KEYS = ("recipe", "question", "seeds", "against", "margin", "arms", "grid", "stop_hopeless")
 LOCK = ".lock"  # in a sweep's folder
@@ -163,8 +163,7 @@ def _design(path: Path, file: dict[str, Any]) -> Design:
     base, arms = read_recipe(own if own.is_file() else find_file(str(file["recipe"]))), {}
     given = [(name, dict(changes or {})) for name, changes in file.get("arms", {}).items()]
     for name, changes in [*given, *_grid(file.get("grid"))]:
-        changes = {key: beside(path, value) if key in FILES else value for key, value in changes.items()}
-        arm = _arm(name, base, changes)
+        arm = _arm(name, base, beside(path, changes))
         if len(arms) >= len(given) and arm.meaning in [arms[own].meaning for own, _ in given]:
             continue  # the grid's own of an arm that is given
         if name in arms:
@@ -242,16 +241,15 @@ def plan(design: Design, folder: Path) -> list[Job]:
         if job.is_done() or not job.folder.exists():  # what has begun goes on by itself
             count.update(chain)
     for job, chain in zip(cells, chains, strict=True):
-        parent = None
+        parent, has_begun = None, job.folder.exists() and not job.is_done()
         for last, name in enumerate(chain):
             parts = last == len(chain) - 1 or count[chain[last + 1]] < count[name]
             shared = folder / "shared" / name
-            is_new = job.is_done() or not job.folder.exists()
-            if last < 2 or shared.exists() or (is_new and count[name] > 1 and parts):
+            if shared.exists() or (not has_begun and (last < 2 or (count[name] > 1 and parts))):
                 parent = parent if shared.exists() else donors.get(name, parent)
                 jobs.setdefault(shared, replace(job, folder=shared, last=last, parent=parent, arm="", seed=0))
                 parent = shared
-        jobs[job.folder] = replace(job, parent=parent)
+        jobs[job.folder] = replace(job, parent=None if has_begun else parent)  # which it would not copy
     return list(jobs.values())
 
 
@@ -331,7 +329,7 @@ def _begin_as(parent: Path, job: Job) -> None:
     temporary, manifest = job.folder.with_name(f"{job.folder.name}.new"), Run(parent).manifest
     shutil.rmtree(temporary, ignore_errors=True)
     later, keys = STAGES[job.last + 1 :], {key for s in STAGES[: job.last + 1] for key in Recipe.keys_of(s)}
-    left = [name for stage in later for name in (f"{stage}.ipynb", *WRITTEN.get(stage, ()))]
+    left = [name for stage in later for name in (f"{stage}.ipynb", *WRITTEN.get(stage, ()))] + [RUNNING]
     shutil.copytree(parent, temporary, ignore=shutil.ignore_patterns("cell.log", "report.html", *left))
     manifest["stages"] = {name: x for name, x in manifest["stages"].items() if name not in later}
     manifest["hashes"] = {name: x for name, x in manifest["hashes"].items() if (temporary / name).exists()}
