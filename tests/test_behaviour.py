@@ -13,7 +13,7 @@ from agentkit.evaluation.behaviour import MEASURES, _change, behaviour
 from agentkit.evaluation.examples import examples
 from agentkit.evaluation.failures import FAILURES, failure_class, failures
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
-from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.records import DataError, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.rollouts import rollout
 from agentkit.rollouts.call_formats import FORMATS, format_call
 
@@ -228,6 +228,14 @@ def test_changes_are_over_tasks_and_corrected():
     assert "no occasion" in got.table().loc["Retries after a failed call", "sft"]
     same = behaviour({"a": before, "b": before}, tasks)
     assert all(c["p"] == 1.0 for c in same.changes) and "No behaviour changed" in same.sentences()[0]
+
+
+def test_policies_that_share_no_task_or_no_occasion_have_no_change():
+    plain, ratio, which = (made(task, "5") for task in (PLAIN, RATIO, WHICH))
+    with pytest.raises(DataError, match="a and b share no task"):
+        behaviour({"a": [plain], "b": [ratio]}, TASKS)
+    found = behaviour({"a": [plain, ratio], "b": [plain, which]}, TASKS)
+    assert "no_tool" not in {change["measure"] for change in found.changes}
 
 
 def test_a_change_in_a_few_tasks_is_judged_by_these():

@@ -187,6 +187,11 @@ def test_alarms_are_written_once_and_again_after_a_silence(tmp_path):
     assert read_alarms(Run.create(tmp_path / "other")) == []
 
 
+def test_an_alarm_that_goes_on_is_raised_once_however_seldom_steps_are_logged():
+    alarms = scan([observe({"step": 50 * i, "clip_fraction": 0.4}) for i in range(1, 21)])
+    assert [alarm.step for alarm in alarms] == [150] and "the last 3 logged steps" in alarms[0].cause
+
+
 # ---- the auditor
 @pytest.mark.parametrize(
     ("meta", "value"),
@@ -601,6 +606,13 @@ def test_rows_that_count_by_another_column_are_no_steps(tmp_path):
         rows.append({"_step": 5 * step + 4, "train/global_step": step, "train/kl": 0.1})
     steps, _ = read_log(written(tmp_path / "log.jsonl", "\n".join(map(json.dumps, rows))))
     assert [step.number for step in steps] == [1, 2, 3, 4]
+
+
+def test_a_row_of_an_evaluation_takes_no_number_from_its_step(tmp_path):
+    """A table, as W&B's history in pandas, has NaN where one of a step's rows has nothing."""
+    rows = [{"step": i, "kl": kl} for i in range(1, 5) for kl in (0.1, math.nan)]
+    steps, _ = read_log(written(tmp_path / "log.jsonl", "\n".join(map(json.dumps, rows))))
+    assert [step["kl"] for step in steps] == [0.1] * 4
 
 
 def test_a_log_that_is_being_written_is_read_up_to_its_torn_line(tmp_path, capsys):

@@ -196,6 +196,26 @@ def test_messages_of_others(tmp_path):
     assert comparison.n_tasks == 1
 
 
+def test_rows_that_pandas_read_are_as_their_file(tmp_path):
+    """It has arrays in place of lists, NaN for no id, and whole ids beside one as floats."""
+    function = {"name": "add", "arguments": '{"x": 2}'}
+    said = [
+        ("user", "What?", None),
+        ("assistant", "", [{"id": "a", "function": function}]),
+        ("tool", "5", None),
+    ]
+    said = [
+        {"role": role, "content": [{"type": "text", "text": text}], "tool_calls": calls}
+        for role, text, calls in [*said, ("assistant", "Answer: 5", None)]
+    ]
+    other = [said[0] | {"content": [{"type": "text", "text": "Who?"}]}, *said[1:]]
+    path = tmp_path / "rows.parquet"
+    pd.DataFrame({"messages": [said, said, other], "task_id": [7, None, None]}).to_parquet(path)
+    rows = [{"messages": said, "task_id": 7}, {"messages": said}, {"messages": other}]
+    for source in (pd.read_parquet(path).to_dict("records"), path):
+        assert from_messages(source).trajectories == from_messages(rows).trajectories
+
+
 def test_a_users_last_word_takes_no_answer_away():
     said = [{"role": "assistant", "content": "Answer: 5"}, {"role": "user", "content": "Thanks!"}]
     (t,) = from_messages([{"messages": [USER, *said]}], tasks=[Task("a", USER["content"], "5")]).trajectories
@@ -273,6 +293,8 @@ def test_trl_tables_of_others(tmp_path):
         "5",
         "6",
     ]
+    with pytest.raises(DataError, match="no row has a number in the column 'acc'. Name one of: right."):
+        from_trl(folder, success="acc")
     assert "the column 'note'" in read.dropped and any("plain text" in phrase for phrase in read.dropped)
 
 

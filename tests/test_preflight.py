@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from agentkit.preflight import causes, checks, examine, report, reward_checks, t
 from agentkit.preflight.autopsies import AUTOPSIES
 from agentkit.preflight.checks import advantages, dead_share, fit_beta, repeatable, smallest_useful
 from agentkit.preflight.forecasting import forecast, longer_by_expert
-from agentkit.preflight.probe import probe
+from agentkit.preflight.probe import probe, saying
 from agentkit.preflight.reward_checks import _constant
 from agentkit.records import StopReason, Task, ToolResult, TrainingError, Trajectory, Turn
 from agentkit.rewards import Product, correctness, plan, toolrla, with_noise
@@ -295,18 +296,48 @@ def test_a_factor_of_a_product_is_judged_by_what_it_explains(rollouts):
 
 # ---- the probe and single checks
 @pytest.mark.parametrize(
-    ("component", "reason"),
+    ("component", "light", "reason"),
     [
-        (lambda task, t: getattr(t, "num_turns", 0) * 0.1, "reads trajectory.num_turns"),
-        (lambda task, t: 0.5, "neither a wrong answer"),
-        (lambda task, t: task.meta["reference"] == t.answer, "It fails: KeyError"),
-        (lambda task, t: None, "scored on none"),
+        (lambda task, t: getattr(t, "num_turns", 0) * 0.1, "red", "reads trajectory.num_turns"),
+        (lambda task, t: 0.5, "amber", "neither a wrong answer"),  # it may depend on what is not varied
+        (lambda task, t: task.meta["reference"] == t.answer, "red", "It fails: KeyError"),
+        (lambda task, t: None, "red", "scored on none"),
     ],
 )
-def test_a_dead_component_is_refused_with_its_reason(rollouts, component, reason):
+def test_a_dead_component_is_told_with_its_reason(rollouts, component, light, reason):
     preflight = judged(rollouts, plan() | {"mine": (component, 1.0)})
-    assert preflight["Component mine"].light == "red"
+    assert preflight["Component mine"].light == light
     assert reason in preflight["Component mine"].finding + preflight["Component mine"].advice
+
+
+def in_text(task, t):
+    """As a reward of TRL reads the answer."""
+    return float(re.findall(r"Answer: (\S+)", t.turns[-1].text) == [task.answer])
+
+
+def in_a_pool(task, t):
+    task, t = pickle.loads(pickle.dumps((task, t)))
+    return t.success
+
+
+def test_a_reward_that_reads_the_text_or_pickles_what_it_gets_is_not_refused(rollouts):
+    for component in (in_text, in_a_pool):
+        preflight = judged(rollouts, {"mine": (component, 1.0)})
+        assert preflight["What being right earns"].values["earns"] == 1.0
+        preflight.require()
+    form = judged(rollouts, plan() | {"form": (lambda task, t: "Answer:" in t.turns[-1].text, 0.2)})
+    assert form["Component form"].light == "green" and "saturated" in form["Component form"].advice
+    unsaid = replace(rollouts[2][0], answer="c9")
+    assert [saying(unsaid, said).turns[-1].text for said in ("c3", None)] == ["c3", ""]
+
+
+def test_a_key_that_some_verifiers_hold_is_written(rollouts):
+    tasks, _, golden = rollouts
+    some = [*tasks, replace(tasks[0], id="other", verifier={"kind": "numeric", "abs_tol": 1.0})]
+    component = lambda task, t: task.verifier.get("abs_tol", 0.0)  # noqa: E731
+    pairs = list(zip(tasks, golden, strict=True))[:3]
+    assert probe(component, pairs, tasks).missing == ("task.verifier['abs_tol']",)
+    assert not probe(component, pairs, some).missing
 
 
 def test_toolrla_is_not_refused_for_tools_that_no_task_forbids(suite, tokenizer):

@@ -452,10 +452,14 @@ def test_harmless_names(name):
         "Authorization: Basic {}",
         "X-Api-Key:{}",
         "dbPassword => {}",
+        "Authorization: Token {}",
+        'os.environ["MY_SECRET"] = "{}"',
+        "curl --api-key {} --verbose",
     ],
 )
 def test_values_under_secret_names(text):
-    assert redact_text(text.format("swordfish7")) == text.format("[masked]")
+    for value in ("swordfish7", "sw@rd;fish&7", "it is, a fish" if '"' in text else "it(is"):
+        assert redact_text(text.format(value)) == text.format("[masked]")
 
 
 @pytest.mark.parametrize(
@@ -472,6 +476,8 @@ def test_values_under_secret_names(text):
         "https://example.org/a:b",
         "a bearer of bad news",
         "sort key: name",
+        "serve --auth --port 8000",
+        "token = 'it'; the secret-keeper",
     ],
 )
 def test_ordinary_text_is_kept(text):
@@ -498,6 +504,7 @@ def test_environment_values_and_quick_masking(monkeypatch):
         "-----BEGIN PRIVATE KEY-----" * 40_000,
         "eyJaaaaaa." * 100_000,
         "://a:" * 200_000,
+        'password=" password=\\" password=\'x ' * 30_000,
     ):
         redact_text(text)  # linear: quadratic time would take hours
 
@@ -519,7 +526,10 @@ def test_private_tasks_are_ids_and_scores_only(tmp_path):
         for i in range(3)
     ]
     run = make_run(tmp_path / "a", tasks=tasks, observation="private observation")
+    told = item(name="Questions", finding="'private answer 1'", advice="Take it out ('Private question 1').")
+    write_json(run.file("preflight.json"), {"light": "amber", "items": [told]})
     page = render(run)
+    assert "<b>Questions</b>: not shown, as tasks of this run must not be shared." in page
     assert "private question" not in page.lower()
     assert (
         "private answer" not in page and "private observation" not in page and "3 tasks are not shown" in page

@@ -74,14 +74,16 @@ class Watch:
 
         Several optimiser steps on one batch are one entry of the history, with the latest of each measure.
         """
+        previous = self.history[-1].number if self.history else step.number  # other logs leave steps out
         if self.history and _sampled(self.history[-1]) and not _sampled(step):
             before = self.history.pop()
             step = StepMeasures(step.number, before.values | step.values, before.evidence | step.evidence)
         self.history.append(step)
         alarms = holding(self.history).values() if step.number > 0 else ()
         held = {(alarm.alarm, alarm.severity): alarm for alarm in alarms}
-        silent_for = {name: step.number - self._held.get(name, -QUIET - 1) for name in held}
-        fired = [alarm for name, alarm in held.items() if silent_for[name] > QUIET]
+        since = min(previous, step.number - QUIET)
+        went_on = {name for name, number in self._held.items() if number >= since}
+        fired = [alarm for name, alarm in held.items() if name not in went_on]
         self._held |= dict.fromkeys(held, step.number)
         self.alarms += fired
         if self._path is not None:

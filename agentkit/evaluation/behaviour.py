@@ -16,7 +16,7 @@ import pandas as pd
 from agentkit.evaluation import Samples, flatten, statistics, tables
 from agentkit.evaluation.evidence import TEXT_LIMIT, gave_up, stands, was_run, writes_code
 from agentkit.evaluation.summary import ratio_of
-from agentkit.records import Task, ToolResult, Trajectory
+from agentkit.records import DataError, Task, ToolResult, Trajectory
 from agentkit.trajectories import call_key, needs_tools, plan_of, results_of, verifier_kind
 
 _NO_PROSE = re.compile(  # calls in the forms of rollouts.call_formats, control tokens, thoughts' marks
@@ -162,6 +162,9 @@ def behaviour(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> Behavio
     Args:
         policies: trajectories by policy name, the baseline first.
         tasks: a suite that holds at least these tasks.
+
+    Raises:
+        DataError: a policy shares no task with the first.
     """
     by_id = {task.id: task for task in tasks}
     first, *others = policies
@@ -171,8 +174,12 @@ def behaviour(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> Behavio
         counts = {policy: _counts(flatten(samples), by_id, measure) for policy, samples in policies.items()}
         rates[name] = {policy: _rate(own, measure) for policy, own in counts.items()}
         for other in others:
-            if rates[name][first]["tasks"] and rates[name][other]["tasks"]:
-                change = _change(counts[first], counts[other], measure)
+            pair = counts[first], counts[other]
+            shared = pair[0].keys() & pair[1].keys()
+            if not shared:
+                raise DataError(f"{first} and {other} share no task. Use the same tasks.")
+            if all(any(own[task][1] for task in shared) for own in pair):
+                change = _change(*pair, measure)
                 changes.append({"measure": name, "a": first, "b": other, **change})
     corrected = statistics.holm([change["p"] for change in changes])
     return Behaviour(rates, [change | {"p_holm": p} for change, p in zip(changes, corrected, strict=True)])

@@ -58,6 +58,8 @@ class Spread:
 
     def error(self, seeds: int, tasks: int, arms: int) -> tuple[float, float]:
         """Standard error of a mean difference, and its degrees of freedom; ``arms`` counts all."""
+        if tasks < 2:  # a test that compares tasks needs two
+            return math.inf, 1.0
         inner = self.rest**2 / (seeds * tasks)
         return _combined(
             self.seeds**2 / seeds + inner, self.tasks**2 / tasks + inner, inner, seeds, tasks, arms

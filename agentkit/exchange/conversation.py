@@ -327,8 +327,8 @@ def _thought(held: Mapping[str, Any]) -> str:
 
 def checked_messages(messages: Any, where: str) -> list[dict[str, Any]]:
     """A list of messages, checked. Raises DataError naming the place and what is wrong."""
-    if hasattr(messages, "tolist"):  # Parquet lists come as arrays
-        messages = messages.tolist()
+    if hasattr(messages, "tolist"):
+        messages = _without_arrays(messages)
     if not isinstance(messages, list):
         raise DataError(
             f"{where} is {type(messages).__name__}, not a list of messages [{{'role', 'content'}}, ...]."
@@ -344,6 +344,14 @@ def checked_messages(messages: Any, where: str) -> list[dict[str, Any]]:
                 f"{where}, message {number}: content must be text or a list of parts, tool_calls a list."
             )
     return [_with_tool_calls(message) for message in messages]
+
+
+def _without_arrays(value: Any) -> Any:
+    """The same value with lists where pandas has arrays for those of Parquet, within others too."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, dict):
+        return {key: _without_arrays(item) for key, item in value.items()}
+    return [_without_arrays(item) for item in value] if isinstance(value, list) else value
 
 
 def _with_tool_calls(message: dict[str, Any]) -> dict[str, Any]:

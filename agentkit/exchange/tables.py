@@ -106,7 +106,8 @@ def from_trl(
         success: the reward column that says right (1) or wrong (0).
 
     Raises:
-        DataError: no file, a broken row, or a task that is not among ``tasks``.
+        DataError: no file, a broken row, no number in the column ``success`` names, or a task that is not
+            among ``tasks``.
     """
     path, dropped, rows = Path(path), Counter(), []
     files = sorted(path.glob("completions_*.parquet")) if path.is_dir() else [path]
@@ -130,6 +131,10 @@ def from_trl(
                 else:
                     dropped[f"the column {name!r}"] = 1
             rows.append(_row(row, where, prompt + completion, success, components))
+    if success != "success" and rows and all(row.fields["success"] is None for row in rows):
+        held = {name for row in rows for name, n in row.fields["components"].items() if n is not None}
+        listed = ", ".join(sorted(held)) or "none"
+        raise DataError(f"{path}: no row has a number in the column {success!r}. Name one of: {listed}.")
     return read_conversations(rows, policy, tasks, dropped)
 
 
@@ -150,9 +155,8 @@ def _columns(trajectory: Trajectory) -> dict[str, Any]:
 def _row(
     row: Mapping[str, Any], where: str, messages: list, success: str, components: dict | None = None
 ) -> Row:
-    task_id = row.get("id") if row.get("task_id") is None else row["task_id"]
     fields = {
-        "task_id": None if task_id in (None, "") else str(task_id),
+        "task_id": _identity(row.get("task_id")) or _identity(row.get("id")),
         "policy": row.get("policy") if isinstance(row.get("policy"), str) else None,
         "sample": _whole(row.get("sample")),
         "step": _whole(row.get("step")),
@@ -171,6 +175,13 @@ def _number(row: Mapping[str, Any], name: str, where: str) -> float | None:
     if isinstance(value, int | float) and value == value and number(value) is None:
         raise DataError(f"{where}: {name} is {value!s:.60}, beyond any number. Mend it, or drop the column.")
     return number(value)
+
+
+def _identity(value: Any) -> str | None:
+    """An id as text; pandas has NaN for none, and makes of 1 beside it 1.0."""
+    if isinstance(value, float):
+        value = int(value) if value.is_integer() else value if value == value else None
+    return None if value in (None, "") else str(value)
 
 
 def _whole(value: Any) -> int | None:

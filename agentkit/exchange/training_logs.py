@@ -132,7 +132,9 @@ def _steps(path: Path, rows: Rows, sources: Mapping[str, Iterable[str]]) -> list
             o: found[names[0]] for o, some in sources.items() if (names := [n for n in some if n in found])
         }
         if row.get("step", math.nan) % 1 == 0:
-            steps.setdefault(int(row["step"]), {}).update(row | _components(found))  # TRL's step has several
+            held = steps.setdefault(int(row["step"]), {})  # TRL's step has several rows
+            # pandas fills with NaN what an evaluation's row lacks
+            held |= {o: v for o, v in (row | _components(found)).items() if v == v or o not in held}
     pairs = list(pairwise(sorted(step for step in steps if step > 0)))
     usual = median(b - a for a, b in pairs) if pairs else 1
     if gaps := [f"{a + usual:g} to {b - usual:g}" for a, b in pairs if b - a > 2 * usual]:

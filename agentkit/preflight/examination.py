@@ -77,7 +77,7 @@ def examine(
         update = update_seconds(model, sampled, recipe)
         learning = [causes.movement(model, recipe), causes.sampler(model, sampled, recipe.temperature)]
     options = {"n_test": len(test), "decode": exact_decode(policy.tokenizer)}
-    scored = report(whole(recipe, run), sampled, golden, [*chosen, *planned], lab.reward, **options)
+    scored = report(whole(recipe, run), sampled, golden, tasks, lab.reward, **options)
     judged = causes.verifier(chosen, lab.environments)
     judged = judged if judged.light == "red" else task_checks.told_apart(tasks) or judged
     before = [judged, cached, task_checks.given_away(chosen), task_checks.answers(tasks)]

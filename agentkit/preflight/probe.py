@@ -1,10 +1,11 @@
 """What a reward component reads, and what moves it: found by calling it, without reading its code.
 
 A component is somebody's function. Here it meets gold trajectories that are changed in one respect each (a
-wrong answer, no answer, no tool calls, failed calls, other arguments, more turns), as records that note which
-fields and keys it asks for in vain. Leaves out judging (reward_checks).
+wrong answer, no answer, no tool calls, failed calls, other arguments, other texts, more turns), as records
+that note which fields and keys it asks for in vain. Leaves out judging (reward_checks).
 """
 
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,6 +15,7 @@ from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.rewards import Component
 
 SLOWER = "a second more for each turn"
+OTHER = "no such thing"  # an answer that is right for no task
 TOKENS = "completion_ids", "action_mask", "old_logprobs"
 OPTIONAL = ("task.meta['forbidden_tools']", "task.meta['required_tools']")  # no fault where no task has them
 
@@ -46,7 +48,8 @@ def probe(
             except Exception as error:  # the component is the user's
                 failures.append(f"{type(error).__name__}: {error}"[:160])
         moved_by += [name for name, value in values.items() if value != values.get("gold", value)]
-    written = {f"task.meta[{key!r}]" for task in tasks for key in task.meta}
+    parts = "meta", "verifier"
+    written = {f"task.{part}[{key!r}]" for task in tasks for part in parts for key in getattr(task, part)}
     unheld = [name for name, held in lookups.items() if not held and name not in written]
     missing = tuple(name for name in unheld if name not in OPTIONAL)
     absent = tuple(name for name in unheld if name in OPTIONAL)
@@ -55,14 +58,12 @@ def probe(
 
 def variants(trajectory: Trajectory, forbidden: Sequence[str] = ()) -> Iterator[tuple[str, Trajectory]]:
     """The trajectory and changed ones, each with a name; the number of tokens changes only in the last."""
-    silent = tuple(replace(turn, results=()) for turn in trajectory.turns)
-    # a drawing's ``why`` holds what the gold one drew
-    wrong = replace(trajectory, answer="no such thing", success=0.0, why="")
+    wrong = saying(trajectory, OTHER)
     yield "gold", trajectory
     yield "a wrong answer", wrong
-    yield "no answer", replace(wrong, answer=None, stop_reason=StopReason.TURN_LIMIT)
-    yield "no tool calls", replace(trajectory, turns=silent)
-    yield "a wrong answer at once", _at_once(replace(wrong, turns=silent))
+    yield "no answer", replace(saying(trajectory, None), stop_reason=StopReason.TURN_LIMIT)
+    yield "no tool calls", silent(trajectory)
+    yield "a wrong answer at once", _at_once(silent(wrong))
     failed = tuple(
         replace(t, results=tuple(replace(r, ok=False, observation="Error: it failed.") for r in t.results))
         for t in trajectory.turns
@@ -81,8 +82,26 @@ def variants(trajectory: Trajectory, forbidden: Sequence[str] = ()) -> Iterator[
     other = tuple(replace(t, results=tuple(map(_otherwise, t.results))) for t in trajectory.turns)
     yield "other arguments", replace(trajectory, turns=other)
     yield "an answer that no tool has shown", replace(trajectory, turns=_without(trajectory))
+    worded = tuple(replace(t, text=f"{OTHER} " * 50) for t in trajectory.turns)  # of other lengths
+    yield "other texts", replace(trajectory, turns=worded)
     tokens = {n: getattr(trajectory, n) * 200 for n in TOKENS}
     yield "many more tokens", replace(trajectory, turns=trajectory.turns * 5, **tokens)
+
+
+def saying(trajectory: Trajectory, answer: str | None) -> Trajectory:
+    """The trajectory with another answer, and in its last turn's text, as rewards read either."""
+    turns, said = trajectory.turns, answer or ""
+    if turns:
+        own = rf"(?<!\w){re.escape(trajectory.answer or chr(0))}(?!\w)"
+        text, times = re.subn(own, lambda _: said, turns[-1].text)
+        turns = (*turns[:-1], replace(turns[-1], text=text if times else said))
+    # a drawing's ``why`` holds what the gold one drew
+    return replace(trajectory, turns=turns, answer=answer, success=0.0, why="")
+
+
+def silent(trajectory: Trajectory) -> Trajectory:
+    """The trajectory without its calls."""
+    return replace(trajectory, turns=tuple(replace(turn, results=()) for turn in trajectory.turns))
 
 
 def _at_once(trajectory: Trajectory) -> Trajectory:
@@ -97,7 +116,7 @@ def _at_once(trajectory: Trajectory) -> Trajectory:
 
 def _otherwise(result: ToolResult) -> ToolResult:
     texts = {name for name, value in result.arguments.items() if isinstance(value, str)}
-    return replace(result, arguments=result.arguments | dict.fromkeys(texts, "no such thing"))
+    return replace(result, arguments=result.arguments | dict.fromkeys(texts, OTHER))
 
 
 def _without(trajectory: Trajectory) -> tuple[Turn, ...]:
@@ -133,6 +152,9 @@ def _noting(record: Any, name: str, lookups: Lookups) -> Any:
             if not field.startswith("__"):
                 lookups[f"{name}.{field}"] = False
             raise AttributeError(f"{name} has no field {field!r}")
+
+        def __reduce__(self) -> tuple:  # no other process can import this class
+            return type(record), tuple(values.values())
 
     values = {field.name: getattr(record, field.name) for field in fields(record)}
     noted = {

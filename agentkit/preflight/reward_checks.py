@@ -6,14 +6,13 @@ Leaves out what moves a component and what it reads (probe).
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from agentkit.diagnostics.measures import about_means, explained
 from agentkit.preflight.checks import Groups
-from agentkit.preflight.probe import SLOWER, Probed, variants
+from agentkit.preflight.probe import SLOWER, Probed, saying, silent, variants
 from agentkit.preflight.report import Item, gold_ids, ids
 from agentkit.records import Task, Trajectory
 from agentkit.rewards import Product, Reward, score
@@ -205,7 +204,7 @@ def _paid_for_lists(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> 
         others = [a for a in answers if a != trajectory.answer]
         start, *others = (others if len(others) > 1 else others + FILLERS)[:LISTED]
         lists = [start, trajectory.answer, *others], [start, *others]
-        changed = [replace(trajectory, answer=", ".join(x), success=0.0, why="") for x in lists]
+        changed = [saying(trajectory, ", ".join(x)) for x in lists]
         holds, lacks = (
             t.components | {"reward": t.reward} for t in (score(task, t, reward) for t in changed)
         )
@@ -217,8 +216,7 @@ def _paid_for_lists(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> 
 
 def _judged_by_calls(task: Task, trajectory: Trajectory) -> bool:
     """Whether a right answer is no longer right without the calls that led to it."""
-    silent = tuple(replace(turn, results=()) for turn in trajectory.turns)
-    return verify(task, replace(trajectory, turns=silent)).value != 1.0
+    return verify(task, silent(trajectory)).value != 1.0
 
 
 def _blamed(
@@ -339,10 +337,10 @@ def _constant(
         )
     if not values and not best and probed.absent:
         return "green", f"It applies to no task here, as none has {_listed(probed.absent)}."
-    if not values or not probed.moved_by:
-        return "red", (
-            f"{name} is dead: neither a wrong answer, nor no answer, nor other "
-            "calls or lengths change it. Mend or remove it."
+    if not values or not probed.moved_by:  # a value may still depend on what no variant changes
+        return "amber" if values else "red", (
+            f"{name} {'seems' if values else 'is'} dead: neither a wrong answer, nor no answer, nor other "
+            "calls, texts or lengths change it. Mend or remove it."
         )
     moved = f"It does change with {_listed(probed.moved_by)}."
     sign = math.copysign(1.0, weight)  # of a penalty the full value is the smallest

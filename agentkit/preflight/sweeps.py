@@ -113,7 +113,7 @@ def _seconds(job: Job, jobs: list[Job], rates: cost.Rates, n_test: int) -> float
     baseline, rollouts, updates, validation, final, other = (phases[name] for name in cost.PHASES)
     stages = (0.0, baseline, rollouts + updates + validation, 0.0, other + final)
     planned = (parent.last + 1 for parent in jobs if parent.folder == job.parent)
-    return sum(stages[next(planned, job.done_in(job.parent)) : job.last + 1])
+    return sum(stages[next(planned, job.done_in(job.parent or job.folder)) : job.last + 1])
 
 
 def as_text(plan: dict[str, Any]) -> str:

@@ -207,10 +207,14 @@ class _Card:
         return html.safe(self.text(name))
 
     @cached_property
+    def stored(self) -> list[Task]:
+        """All tasks, those that must not be shown too; none where they cannot be read."""
+        return _or_none(lambda: self.run.tasks) or []
+
+    @cached_property
     def tasks(self) -> dict[str, Task]:
-        """Tasks that may be shown, by id; none where they cannot be read."""
-        tasks = _or_none(lambda: self.run.tasks) or []
-        return {task.id: task for task in tasks if task.meta.get("share") is not False}  # GAIA's say so
+        """Tasks that may be shown, by id."""
+        return {task.id: task for task in self.stored if task.meta.get("share") is not False}  # GAIA's say so
 
     def table(self, columns: Iterable[Any], rows: Iterable[Sequence[Any]], caption: str = "") -> Markup:
         """A table of at most ``limits.rows`` rows."""
@@ -367,6 +371,8 @@ def _preflight_item(card: _Card, number: int, item: Mapping[str, Any]) -> Markup
         return card.missing(f"Item {number} ({named or 'without a name'}) cannot be read: {problem}.")
     word, look = LIGHTS.get(item["light"], (card.text(item["light"]), "soft"))
     title = [html.element("b", word, class_=look), " ", html.element("b", card.text(item["name"])), ": "]
+    if any(task.id not in card.tasks for task in card.stored):  # both quote questions and answers
+        item = item | {"finding": "not shown, as tasks of this run must not be shared.", "advice": ""}
     finding = html.element("p", *title, card.text(item["finding"], 2_000))
     advice = card.paragraph(f"→ {item['advice']}") if item["advice"] else ""
     evidence = item.get("evidence")
@@ -490,7 +496,7 @@ def _licences(card: _Card) -> list[Markup]:
     rows.append([f"model {model}", "MIT, ships with agentkit" if model == "nano" else "see its model card"])
     noted = {
         (f"tasks from {task.meta.get('source', task.family)}", str(task.meta["licence"]))
-        for task in _or_none(lambda: card.run.tasks) or []
+        for task in card.stored
         if "licence" in task.meta
     }
     rows += sorted(noted)

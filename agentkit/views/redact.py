@@ -45,11 +45,18 @@ _SHAPES = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-# a name and its value in text: MY_TOKEN=value, "api_key": "value", client_secret: value
+# a name and its value in text: MY_TOKEN=value, "api_key": "value", client_secret: value, --api-key value
 _ASSIGNED = re.compile(
-    r"""(?<![\w.-])(?P<name>[A-Za-z_][\w.-]{2,80})\\?["'`]?\s{0,3}(?:=>|[:=])\s{0,3}\\?["'`]?"""
-    r"""(?:(?:[Bb]earer|[Bb]asic)\s)?"""
-    r"""(?P<value>[^\s"'`,;&<>()\[\]{}\\]{4,400})"""
+    r"""
+    (?<![\w.-])(?P<flag>--)?(?P<name>[A-Za-z_][\w.-]{2,80})
+    (?:\\?["'`]?\]?\s{0,3}(?:=>|[:=])\s{0,3}|(?(flag)[ \t]{1,3}(?!-)|(?!)))
+    (?P<quote>\\?["'`])?(?:(?:[Bb]earer|[Bb]asic|[Tt]oken)\s)?
+    (?P<value>
+        (?(quote)(?:(?!(?P=quote))(?:\\.|[^\\\n])){4,}+(?=(?P=quote)|\Z)|(?!))  # to the closing quote
+      | [^\s"'`,;&<>()\[\]{}\\][^\s"'`]{3}\S*  # or, where there is none, to white space
+    )
+    """,
+    re.VERBOSE,
 )
 
 

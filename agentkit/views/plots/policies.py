@@ -126,6 +126,8 @@ def draw_curves(comparison: Comparison) -> go.Figure:
     for column, key in enumerate(kinds, start=1):
         for i, (name, entry) in enumerate(policies.items()):
             blocks = {k: block for k, block in (entry.get(key) or {}).items() if block["n"]}
+            if not blocks:  # another policy alone has this curve
+                continue
             value = np.array([block["success"] for block in blocks.values()])
             low, high = np.array([block["ci95"] for block in blocks.values()]).T
             figure.add_scatter(
