@@ -27,7 +27,7 @@ from agentkit.runs import Recipe, project_root, versions
 from agentkit.runs.run import version_of
 from agentkit.runs.sweep_slots import gpu_count
 from agentkit.runs.topology import first_host, visible
-from agentkit.training.placement import placed
+from agentkit.training.topology_by_memory import placed
 
 DISK_GB, MEMORY_GB = 5, 4  # what the small recipe needs with room to spare
 GPU_DISK_GB = 60  # a model of 14B in 16 bits twice (as it came and with its cold start), and checkpoints

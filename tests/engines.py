@@ -18,7 +18,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
 
-from agentkit.policies import sync as sync_guard
+from agentkit.policies import sync_guard
 from agentkit.policies.engine_weights import save_lora
 from agentkit.records import Task
 from agentkit.rollouts.policy import Policy, Request, Sample

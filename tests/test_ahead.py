@@ -15,7 +15,7 @@ from engines import adapter_on, move
 from survive import make_trainer, tiny_agent
 from test_resume import Stop
 
-from agentkit.policies.sync import sampled_logprobs
+from agentkit.policies.sync_guard import sampled_logprobs
 from agentkit.policies.twin import TwinPolicy, refresh, twin_of
 from agentkit.rollouts.policy import EngineError
 from agentkit.runs import read_jsonl

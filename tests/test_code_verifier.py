@@ -346,12 +346,13 @@ def test_program_and_source_tests_share_one_time_limit():
 
 
 def test_programs_that_share_the_cores_have_their_time_and_one_that_sleeps_has_no_more():
-    right = "import time\ndef f(x):\n    while time.process_time() < 0.4: pass\n    return x + 1"
+    right = "import time\ndef f(x):\n    while time.process_time() < 0.7: pass\n    return x + 1"
     asleep = "import time\ndef f(x):\n    time.sleep(2)\n    return x + 1"
     with ThreadPoolExecutor(4 * CORES + 1) as pool:
         slept = pool.submit(value, asleep, timeout_s=1)
         found = list(pool.map(lambda _: value(right, tests=CASES[:1], timeout_s=1), range(4 * CORES)))
-    assert set(found) == {1} and slept.result() == 0
+    assert 1 in found and slept.result() == 0
+    assert 0 not in found, "where the machine has no time at all a program is unscored"
 
 
 # ---- the author's mistakes are unscored

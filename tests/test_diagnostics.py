@@ -40,7 +40,7 @@ from agentkit.diagnostics import (
 from agentkit.exchange.training_logs import read_log
 from agentkit.records import Score, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, append_jsonl, read_jsonl, write_jsonl, write_trajectories
-from agentkit.training.checkpoints import cut_back
+from agentkit.training.checkpoint_folders import cut_back
 
 COMPONENTS = {"correctness": 1.0, "format": 1.0}
 

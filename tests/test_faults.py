@@ -20,7 +20,7 @@ from test_slots import STOPPED, WAIT, project
 
 from agentkit.runs import append_jsonl, read_jsonl
 from agentkit.runs.children import signals
-from agentkit.training import checkpoints
+from agentkit.training import checkpoint_folders
 
 HERE = Path(__file__).parent
 STEPS = 30
@@ -68,12 +68,13 @@ def test_sigterm_under_papermill_leaves_a_checkpoint_and_a_valid_notebook_and_it
     start = time.monotonic()
     assert child.wait(timeout=120) != 0
     while (
-        not checkpoints.steps(tmp_path / "run" / "train" / "checkpoints") and time.monotonic() - start < 240
+        not checkpoint_folders.steps(tmp_path / "run" / "train" / "checkpoints")
+        and time.monotonic() - start < 240
     ):
         time.sleep(0.1)
-    found = checkpoints.steps(tmp_path / "run" / "train" / "checkpoints")
+    found = checkpoint_folders.steps(tmp_path / "run" / "train" / "checkpoints")
     assert found and 5 <= int(found[0].name.removeprefix("checkpoint-")) < STEPS
-    checkpoints.verify(found[0])
+    checkpoint_folders.verify(found[0])
     nbformat.validate(nbformat.read(tmp_path / "out.ipynb", as_version=4))
     assert papermill(tmp_path).wait(timeout=600) == 0
     assert steps_done(tmp_path) == list(range(STEPS + 1))

@@ -15,7 +15,7 @@ from agentkit.records import RecipeError, StopReason, TrainingError, Trajectory
 from agentkit.rollouts.loop import OUT_OF_TIME
 from agentkit.runs import read_jsonl
 from agentkit.runs.recipe import Recipe
-from agentkit.training import checkpoints, grpo
+from agentkit.training import checkpoint_folders, grpo
 from agentkit.training.grpo import train
 from agentkit.training.guards import Guards, is_finite_step, too_many_unscored
 from agentkit.training.validation import spread_over
@@ -80,7 +80,7 @@ def test_three_in_a_row_stop_training_with_a_checkpoint_from_which_it_goes_on(tm
     spoil(trainer, {2, 3, 4, 5, 6})
     with pytest.raises(TrainingError, match=r"3 steps in a row .* \(the last is step 4\)"):
         train(trainer)
-    assert [p.name for p in checkpoints.steps(path / "train" / "checkpoints")] == ["checkpoint-4"]
+    assert [p.name for p in checkpoint_folders.steps(path / "train" / "checkpoints")] == ["checkpoint-4"]
     assert [row["step"] for row in read_jsonl(path / "train" / "metrics.jsonl")] == [0, 1, 2, 3, 4]
     trainer = make_trainer(path, save_every=0)
     assert train(trainer)["steps"] == 6

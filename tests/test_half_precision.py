@@ -28,7 +28,7 @@ from peft import PeftModel
 from survive import make_trainer, tiny_agent
 from transformers import AutoModelForCausalLM
 
-from agentkit.policies import sync as guard
+from agentkit.policies import sync_guard as guard
 from agentkit.policies.engine_weights import folded, save_weights
 from agentkit.policies.loading import agent_of, load_agent, make_policy, with_adapter
 from agentkit.policies.precision import surviving_share

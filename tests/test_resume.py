@@ -27,9 +27,9 @@ from agentkit.diagnostics import Alarm
 from agentkit.runs import Run, RunError, append_jsonl, cut_jsonl, read_json, read_jsonl
 from agentkit.runs.children import TOKEN
 from agentkit.runs.recipe import Recipe
-from agentkit.training import checkpoints
+from agentkit.training import checkpoint_folders
 from agentkit.training.adapters import save_adapter
-from agentkit.training.checkpoints import CheckpointError
+from agentkit.training.checkpoint_folders import CheckpointError
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.guards import Guards
 from agentkit.training.processes import TrainingStopped
@@ -80,7 +80,7 @@ def copy_of(path: Path, folder: Path) -> Path:
 
 
 def newest(path: Path) -> list[str]:
-    return [p.name for p in checkpoints.steps(path / "train" / "checkpoints")]
+    return [p.name for p in checkpoint_folders.steps(path / "train" / "checkpoints")]
 
 
 # ---- going on
@@ -194,14 +194,16 @@ def test_other_parameters_start_anew_and_keep_what_was_there(stopped, tmp_path, 
 def test_another_spelling_of_the_models_folder_goes_on(stopped, tmp_path):
     path = copy_of(stopped, tmp_path)
     last = path / "train" / "checkpoints" / "checkpoint-5"
-    reseal(last, made_with=checkpoints.verify(last)["made_with"] | {"model": "outputs/mine"})
+    reseal(last, made_with=checkpoint_folders.verify(last)["made_with"] | {"model": "outputs/mine"})
     assert make_trainer(path, model=os.path.abspath("outputs/mine")).resume_from == last
 
 
 def test_limits_and_parts_of_a_batch_may_change_and_the_step_is_the_same(stopped, whole, tmp_path):
     path = copy_of(stopped, tmp_path)
     last = path / "train" / "checkpoints" / "checkpoint-5"
-    reseal(last, made_with=checkpoints.verify(last)["made_with"] | {"patience": 0})  # of an older version
+    reseal(
+        last, made_with=checkpoint_folders.verify(last)["made_with"] | {"patience": 0}
+    )  # of an older version
     changes = {"trajectory_timeout_s": 900.0, "tool_timeout_s": 20.0, "patience": 99, "max_batch": 64}
     trainer = make_trainer(path, micro_batch=2, sync_threshold=0.1, **changes)
     assert trainer.resume_from == last
@@ -253,7 +255,7 @@ def test_a_finished_training_starts_anew_unless_its_stage_was_cut_off(whole, tmp
     run.begin("03_grpo", {})  # killed after training, before the end of the stage
     run.begin("03_grpo", {})
     last = path / "train" / "checkpoints" / "checkpoint-6"
-    made_with = checkpoints.verify(last)["made_with"]
+    made_with = checkpoint_folders.verify(last)["made_with"]
     assert made_with.pop("micro_batch_tokens") == 0  # as an older version wrote it
     reseal(last, made_with=made_with)
     before, result = outcome(path), read_json(run.file("train", "finished.json"))
@@ -507,7 +509,7 @@ def reseal(path: Path, **about) -> None:
     kept = json.loads((path / "manifest.json").read_text())["about"] | about
     (path / "manifest.json").unlink()
     shutil.move(path, path.with_name(f".{path.name}"))
-    checkpoints.commit(path.with_name(f".{path.name}"), kept)
+    checkpoint_folders.commit(path.with_name(f".{path.name}"), kept)
 
 
 def no_state(path: Path) -> None:
@@ -575,12 +577,12 @@ def judge(tmp_path_factory):
 def test_a_damaged_newest_checkpoint_falls_back_loudly(damage, stopped, judge, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = copy_of(stopped, tmp_path) / "train" / "checkpoints"
-    assert checkpoints.newest_sound(folder, judge._fits).name == "checkpoint-5"
+    assert checkpoint_folders.newest_sound(folder, judge._fits).name == "checkpoint-5"
     DAMAGES[damage](folder / "checkpoint-5")
     with pytest.warns(
         UserWarning, match=r"damaged and is not used: checkpoint-\d: .*falling back to checkpoint-4"
     ):
-        assert checkpoints.newest_sound(folder, judge._fits).name == "checkpoint-4"
+        assert checkpoint_folders.newest_sound(folder, judge._fits).name == "checkpoint-4"
     assert not (tmp_path / "evil-was-here").exists()
 
 
@@ -630,21 +632,24 @@ def test_a_disk_without_room_is_one_sentence_and_the_last_checkpoint_stays(stopp
 # ---- files
 def test_a_checkpoint_is_whole_private_and_two_are_kept(tmp_path):
     for step in (1, 2, 10):
-        new = checkpoints.begin(tmp_path, step)
+        new = checkpoint_folders.begin(tmp_path, step)
         (new / "a").write_text(str(step))
-        path = checkpoints.commit(new, {"step": step})
-    assert [p.name for p in checkpoints.steps(tmp_path)] == ["checkpoint-10", "checkpoint-2"]
-    assert checkpoints.verify(path) == {"step": 10} and path.stat().st_mode & 0o777 == 0o700
+        path = checkpoint_folders.commit(new, {"step": step})
+    assert [p.name for p in checkpoint_folders.steps(tmp_path)] == ["checkpoint-10", "checkpoint-2"]
+    assert checkpoint_folders.verify(path) == {"step": 10} and path.stat().st_mode & 0o777 == 0o700
     assert (path / "a").stat().st_mode & 0o777 == 0o600
     (path / "a").write_text("x")
     with pytest.raises(CheckpointError, match="checkpoint-10: a is not as it was written"):
-        checkpoints.verify(path)
+        checkpoint_folders.verify(path)
 
 
 def test_a_half_written_checkpoint_is_never_seen(tmp_path):
-    (checkpoints.begin(tmp_path, 3) / "a").write_text("half")
-    assert checkpoints.steps(tmp_path) == [] and checkpoints.newest_sound(tmp_path, lambda *a: None) is None
-    checkpoints.begin(tmp_path, 4)
+    (checkpoint_folders.begin(tmp_path, 3) / "a").write_text("half")
+    assert (
+        checkpoint_folders.steps(tmp_path) == []
+        and checkpoint_folders.newest_sound(tmp_path, lambda *a: None) is None
+    )
+    checkpoint_folders.begin(tmp_path, 4)
     assert [p.name for p in tmp_path.iterdir()] == [".checkpoint-4"]
 
 

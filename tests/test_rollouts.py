@@ -17,7 +17,7 @@ from says import Says
 
 from agentkit.policies.loading import load_agent
 from agentkit.policies.scripted import ScriptedPolicy
-from agentkit.policies.sync import sampled_logprobs
+from agentkit.policies.sync_guard import sampled_logprobs
 from agentkit.policies.transformers import TransformersPolicy, draw
 from agentkit.records import StopReason, Task
 from agentkit.rollouts import Limits, rollout

@@ -25,15 +25,15 @@ from agentkit.tasks import (
     SuiteError,
     catalogue,
     expert,
+    near_duplicates,
     pass_rates,
     shipped_families,
     solve,
     splits,
 )
-from agentkit.tasks.difficulty import difficulty
 from agentkit.tasks.families import lookup, multihop, wide
 from agentkit.tasks.families.facts import QUESTIONS
-from agentkit.tasks.family import Family
+from agentkit.tasks.family import Family, difficulty
 from agentkit.tools import calculate, search_passages
 from agentkit.tools.corpus import PHRASES, facts
 from agentkit.tools.environments import CorpusEnvironment
@@ -156,8 +156,8 @@ def test_near_duplicates_are_found_exactly_and_nothing_else(monkeypatch):
             for i, j in combinations(range(len(prompts)), 2)
             if alike(prompts[i], prompts[j]) >= similar
         }
-        monkeypatch.setattr(splits, "SIMILAR", similar)
-        found = list(splits.near_duplicates(prompts))
+        monkeypatch.setattr(near_duplicates, "SIMILAR", similar)
+        found = list(near_duplicates.near_duplicates(prompts))
         assert len(found) == len(set(found)) and set(found) == expected and expected
 
 
@@ -192,11 +192,13 @@ def test_what_most_prompts_of_a_family_say_makes_none_alike():
     rules = " ".join(f"rule{i}" for i in range(170))
     goals = [f"{rules} carry box{i} to room{i} {rules}" for i in range(40)]
     prompts = [*goals, f"{goals[3].upper()}!", rules, f"{rules}."]
-    assert set(splits.near_duplicates(prompts)) == {(3, 40), (41, 42)}
+    assert set(near_duplicates.near_duplicates(prompts)) == {(3, 40), (41, 42)}
     others = [f"population of place{i}" for i in range(100)]
     families = ["own"] * 43 + ["A"] * 100
-    assert set(splits.near_duplicates([*prompts, *others], families)) == {(3, 40), (41, 42)}
-    assert len(list(splits.near_duplicates(goals[:19]))) == 19 * 18 / 2  # too few to tell what most say
+    assert set(near_duplicates.near_duplicates([*prompts, *others], families)) == {(3, 40), (41, 42)}
+    assert (
+        len(list(near_duplicates.near_duplicates(goals[:19]))) == 19 * 18 / 2
+    )  # too few to tell what most say
     tasks = [Task(f"t{i}", prompt, "1", "numeric", "own") for i, prompt in enumerate([*goals, *goals])]
     assert sorted(map(len, splits._components(tasks))) == [2] * 40
     same = [Task(f"t{i}", rules, "1", "numeric", "own") for i in range(40)]
@@ -210,7 +212,7 @@ def test_what_a_sources_prompts_say_makes_none_alike():
     others = [f"population of place{i}" for i in range(120)]
     copies = [f"{' '.join(f'word{i}' for i in range(60))} copy{i}" for i in range(10)]
     prompts = [*goals, f"{goals[3].upper()}!", *others, *copies]
-    found = set(splits.near_duplicates(prompts))
+    found = set(near_duplicates.near_duplicates(prompts))
     assert found == {(3, 80), *combinations(range(201, 211), 2)}, "ten copies of one question stay together"
     tasks = [Task(f"t{i}", goal, "1", "numeric", "own") for i, goal in enumerate(goals)]
     assert {t.split for t in splits.assign_splits(tasks, random.Random(0))[::2]} == set(splits.SPLITS)
@@ -237,7 +239,7 @@ def test_a_family_whose_questions_are_all_alike_is_told_of():
 
 def test_no_two_splits_hold_near_duplicates(large):
     of = [task.split for task in large]
-    found = splits.near_duplicates([task.prompt for task in large], [task.family for task in large])
+    found = near_duplicates.near_duplicates([task.prompt for task in large], [task.family for task in large])
     assert all(of[i] == of[j] for i, j in found)
 
 

@@ -141,7 +141,7 @@ def test_a_turn_without_room_for_a_thoughts_end_is_truncated_and_exact(tokenizer
 def test_what_a_model_samples_round_a_cut_is_what_it_would_score(tokenizer):
     """The small agent under a template that opens a thought: it babbles in it, is cut, and goes on."""
     from agentkit.policies.loading import load_agent
-    from agentkit.policies.sync import sampled_logprobs
+    from agentkit.policies.sync_guard import sampled_logprobs
     from agentkit.policies.transformers import TransformersPolicy
 
     model, own = load_agent("nano")

@@ -29,7 +29,7 @@ from peft import LoraConfig, get_peft_model
 
 from agentkit.lab import Lab
 from agentkit.nano import DATA as NANO
-from agentkit.policies import sync as guard
+from agentkit.policies import sync_guard as guard
 from agentkit.policies.loading import load_agent, make_policy
 from agentkit.policies.serve import serve_command
 from agentkit.policies.server import ServerPolicy

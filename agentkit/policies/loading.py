@@ -21,7 +21,7 @@ from agentkit.policies.precision import precision_of
 from agentkit.policies.process_group import in_turn, world
 from agentkit.policies.server import ServerPolicy
 from agentkit.policies.shards import mesh_of, shard, sharded
-from agentkit.policies.sync import sync
+from agentkit.policies.sync_guard import sync
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.policies.twin import TwinPolicy
 from agentkit.policies.vllm import VllmPolicy

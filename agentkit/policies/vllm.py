@@ -278,7 +278,8 @@ class VllmPolicy(ThreadedPolicy):
             for future, _ in self._running.values():
                 settle(future, EngineError(self._failure))
             self._running = {}
-            self._stop()
+            with suppress(Exception):  # of a GPU that has failed; those in the inbox are still to be told
+                self._stop()
 
     def _stop(self) -> None:
         engine, asleep, self._engine, self._asleep = self._engine, self._asleep, None, False

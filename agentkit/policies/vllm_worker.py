@@ -38,5 +38,5 @@ class WeightSync:
         return self.vllm_config.lora_config.max_loras  # type: ignore[attr-defined]
 
     def agentkit_take_folder(self, folder: str) -> None:
-        """Load the weights that ``weights.save_weights`` wrote."""
+        """Load the weights that ``engine_weights.save_weights`` wrote."""
         self.agentkit_take(load_file(Path(folder) / "model.safetensors").items())

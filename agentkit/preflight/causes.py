@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize_scalar
 
-from agentkit.policies.sync import sampled_logits
+from agentkit.policies.sync_guard import sampled_logits
 from agentkit.preflight.report import Item, gold_ids, ids
 from agentkit.records import StopReason, Task, ToolResult, Trajectory
 from agentkit.rollouts.chat import CUT

@@ -28,16 +28,15 @@ def gold_calls(task: Task) -> list[ToolCall] | None:
     if task.meta.get("plan") is None:
         return None
     calls: list[ToolCall] = []
-    values: dict[int, str] = {}
-    for number, step in enumerate(task.meta["plan"]):
+    values: list[str | None] = []
+    for step in task.meta["plan"]:
         try:
             call = ToolCall(step["tool"], fill(step["arguments"], values))
         except KeyError:
             return None
         calls.append(call)
         value = step.get("expect")
-        if (value := _computed(call) if value is None else value) is not None:
-            values[number] = value
+        values.append(_computed(call) if value is None else value)
     return calls
 
 

@@ -115,8 +115,11 @@ def open_thought(text: str, format: str, thoughts: tuple[str, str], thought: boo
         start = _LEADING_THOUGHTS.match(text).end()
         if text.startswith(_TAG, start) or _OBJECT.match(text, start):
             text = text[:start]
-    for mark, _, _ in _parts(_FORMS[format], text, {}, thoughts):  # noqa: B007
-        pass
+    calls = 0
+    for mark, _, _ in _parts(_FORMS[format], text, {}, thoughts):
+        calls += mark[0] != thoughts[0]
+        if calls > MAX_CALLS:  # the rest is not read
+            return None
     if mark and mark[0] == thoughts[0] and thoughts[1] not in text[mark.end() :]:
         return mark.end() - len(before)
     return None
@@ -138,9 +141,9 @@ def parse_stored(text: str) -> ParsedTurn:
     return parse_turn(text, format, thought=True) if ends and before.count("```") % 2 == 0 else parsed
 
 
-def with_thought(thought: str, text: str, format: str) -> str:
-    """A turn that begins with a thought, as the models of a format write it."""
-    opening, closing = (OPENINGS[1], CHANNEL[1]) if format == "gemma4" else (THINK, THOUGHT)
+def with_thought(thought: str, text: str, thoughts: tuple[str, str]) -> str:
+    """A turn that begins with a thought, as a model writes it that frames its thoughts in this way."""
+    opening, closing = (OPENINGS[1], CHANNEL[1]) if thoughts == CHANNEL else thoughts
     return f"{opening}\n{thought}\n{closing}\n\n{text}"
 
 

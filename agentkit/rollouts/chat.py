@@ -142,9 +142,9 @@ class ChatCodec:
         self.ends = end_of_turn_ids(tokenizer)
         self._end = self._encode(end_of_turn(tokenizer, called=True))
         channel = CHANNEL[0] in self.template.text and self.format not in ("llama3", "search_r1")
-        self._thoughts = CHANNEL if channel else (THINK, THOUGHT)
+        self.thoughts = CHANNEL if channel else (THINK, THOUGHT)
         space = "" if channel else "\n\n"
-        self.closing = self._encode(f"\n{self._thoughts[1]}{space}")  # what the loop ends a thought with
+        self.closing = self._encode(f"\n{self.thoughts[1]}{space}")  # what the loop ends a thought with
         self._names = frozenset(tool["function"]["name"] for tool in self.tools)
         self._frames: dict[tuple[str, ...], list[list[int]]] = {}
 
@@ -188,8 +188,8 @@ class ChatCodec:
         if ids and ids[-1] in self.ends:
             text = text.removesuffix(self.decode(ids[-1:]))
         if not self.tools and self.format != "search_r1":
-            return prose_of(text, self._thoughts, opened)
-        return parse_turn(text, self.format, self.tools, opened, self._thoughts)
+            return prose_of(text, self.thoughts, opened)
+        return parse_turn(text, self.format, self.tools, opened, self.thoughts)
 
     def turn_end(self, ids: Sequence[int], before: Sequence[int] = ()) -> int | None:
         """How many of the ids sampled after ``before`` make up a whole turn; None where it has not ended.
@@ -212,7 +212,7 @@ class ChatCodec:
     def thought_length(self, ids: Sequence[int], before: Sequence[int] = ()) -> int:
         """Tokens of the thought that a turn's ``ids`` so far, sampled after ``before``, leave open; or 0."""
         opened = opens_thought(self.tokenizer, before)
-        inside = open_thought(self.decode(ids), self.format, self._thoughts, opened)
+        inside = open_thought(self.decode(ids), self.format, self.thoughts, opened)
         if inside is None:
             return 0
         return len(ids) - bisect_left(range(len(ids)), inside, key=lambda n: len(self.decode(ids[:n])))

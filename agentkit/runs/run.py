@@ -147,8 +147,8 @@ class Run:
         handed = {s: x.get("parameters", {}).keys() for s, x in self.manifest["stages"].items()}
         before = set(handed.get(name, ()))
         if name[:1].isdigit():  # papermill may hand over others'
-            before = {key for s, keys in handed.items() for key in keys & {*Recipe.keys_of(s)}}
-            before &= {*Recipe.keys_of(name)}
+            others = {key for s, keys in handed.items() for key in keys & {*Recipe.keys_of(s)}}
+            before = (before | others & {*_MAY_DIFFER}) & {*Recipe.keys_of(name)}
         self.update(recipe=recipe, versions=versions(), git=git_state(), stages={name: entry})
         if gone := before - recipe.keys():  # back at their defaults
             manifest = self.manifest

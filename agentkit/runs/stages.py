@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,9 @@ def run_stages(
             if entry:
                 run.update(stages={stage: entry | {"files": _own_files(stage, recipe)}})
             if entry.get("ended") == "asked" and stage != STAGES[last]:
-                print(f"{stage}: asked to stop; the same goes on, --from 04 measures what it has learnt")
+                print(
+                    f"{stage}: asked to stop; the same command goes on, --from 04 measures what it has learnt"
+                )
                 return False
     return True
 
@@ -154,15 +156,17 @@ def compared(stage: str, recipe: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in parameters_of(stage, recipe).items() if name not in free}
 
 
-def is_done(run: Run, stage: str, recipe: Mapping[str, Any], lab: str = "") -> bool:
-    """Whether a notebook is executed with a recipe's keys, defaults included, with its files and this lab
-    file, no earlier one was executed after it, and nobody asked its training to stop.
+def is_done(
+    run: Run, stage: str, recipe: Mapping[str, Any], lab: str = "", free: Collection[str] = _SAME
+) -> bool:
+    """Whether a notebook is executed with a recipe's keys but for the free ones, defaults included, with its
+    files and this lab file, no earlier one was executed after it, and nobody asked its training to stop.
     """
     stages = run.manifest["stages"]
     entry = stages.get(stage, {})
     keys = compared(stage, {name: key.default for name, key in Recipe.keys().items()})
     asked, used = (
-        {name: placed(name, x) for name, x in (keys | compared(stage, values)).items() if name not in _SAME}
+        {name: placed(name, x) for name, x in (keys | compared(stage, values)).items() if name not in free}
         for values in (recipe, entry.get("parameters", {}))
     )
     known = entry.get("files", {}).items()  # none: executed by hand; an older version lacks model folders

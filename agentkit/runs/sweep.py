@@ -138,12 +138,13 @@ class Job:
         stages = run.manifest["stages"].values() if run.file(MANIFEST).exists() else ()
         return any(entry.get("ended") == "asked" for entry in stages)
 
-    def done_in(self, folder: Path | None) -> int:
-        """How many of its notebooks a folder has, executed with these parameters."""
+    def done_in(self, folder: Path | None, *, of_another: bool = False) -> int:
+        """How many of its notebooks a folder has, executed with these keys; of another sweep with all."""
         if not folder or not (run := Run(folder)).file(MANIFEST).exists():
             return 0
         lab = self.files.get("lab", "")
-        done = [is_done(run, stage, self.recipe, lab) for stage in STAGES[: self.last + 1]]
+        free = {"free": ()} if of_another else {}
+        done = [is_done(run, stage, self.recipe, lab, **free) for stage in STAGES[: self.last + 1]]
         return [*done, False].index(False)
 
 
@@ -353,7 +354,7 @@ def reuse(design: Design, folder: Path, others: Sequence[Path]) -> list[Path]:
     for job in plan(design, folder):
         found = cells if job.arm else [other / "shared" / job.folder.name for other in same]
         for made in found if not job.folder.exists() else ():
-            if job.done_in(made) > job.last:
+            if job.done_in(made, of_another=True) > job.last:
                 _begin_as(made, job)
                 copied.append(job.folder)
                 break

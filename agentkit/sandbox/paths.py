@@ -7,7 +7,7 @@ import os
 import sys
 import sysconfig
 from functools import lru_cache
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 PACKAGES = ("numpy", "sympy", "mpmath", "scipy", "pandas", "networkx", "dateutil", "pytz", "tzdata", "six")
@@ -27,7 +27,7 @@ def preloaded(code: str) -> tuple[str, ...]:
 @lru_cache(maxsize=1)
 def _installed() -> dict[str, str]:
     """The folder in which this process finds each of PACKAGES: its own, the user's or the system's."""
-    specs = {name: find_spec(name) for name in PACKAGES}
+    specs = {name: PathFinder.find_spec(name) for name in PACKAGES}  # not one that a test has put there
     return {
         name: os.path.realpath(Path(spec.origin).parents[spec.submodule_search_locations is not None])
         for name, spec in specs.items()

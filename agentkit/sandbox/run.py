@@ -15,6 +15,7 @@ import html
 import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -127,7 +128,7 @@ def readable(output: bytes) -> str:
 
 
 def _run(run: Callable[[dict], Ending], request: dict, tier: str) -> Result:
-    with _slots:
+    with _patient if request["most_s"] > request["timeout_s"] else nullcontext(), _slots:
         status, stdout, stderr, seconds = run(request)
     return Result(status, readable(stdout), readable(stderr), seconds, tier)
 
@@ -175,6 +176,7 @@ _lock = threading.RLock()
 _zygotes: dict[tuple[str, tuple[str, ...]], Client] = {}
 _tier: Tier | None = None
 _slots = threading.BoundedSemaphore(AT_ONCE)
+_patient = threading.BoundedSemaphore(2 * CORES)  # so few that with patience each has its time
 
 
 def current_tier() -> Tier:
@@ -239,11 +241,12 @@ def close() -> None:
 
 def _forget() -> None:
     """In a forked child: leave the parent's zygotes to the parent."""
-    global _tier, _lock, _slots
+    global _tier, _lock, _slots, _patient
     for client in _zygotes.values():
         client.control.close()
     _zygotes.clear()
-    _tier, _lock, _slots = None, threading.RLock(), threading.BoundedSemaphore(AT_ONCE)
+    _tier, _lock = None, threading.RLock()
+    _slots, _patient = threading.BoundedSemaphore(AT_ONCE), threading.BoundedSemaphore(2 * CORES)
 
 
 atexit.register(close)

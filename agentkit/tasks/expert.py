@@ -6,7 +6,7 @@ The plan is gold data; no policy ever sees it. Leaves out the expert that errs o
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -74,16 +74,18 @@ def unsolved(task: Task) -> Trajectory:
     )
 
 
-def fill(arguments: dict[str, Any], values: Mapping[int, str] | Sequence[str]) -> dict[str, Any]:
+def fill(arguments: dict[str, Any], values: Sequence[str | None]) -> dict[str, Any]:
     """Arguments with {0}, {1} ... in their texts, also within lists and objects, replaced by earlier values.
 
-    Other braces stay, as those of r"[0-9]{3}" where there are fewer values. Raises KeyError where a mapping
-    lacks one.
+    Other braces stay, as those of r"[0-9]{3}" where there are fewer values. Raises KeyError where the value
+    of an earlier step is None, not known.
     """
 
     def earlier(found: re.Match[str]) -> str:
         number = int(found[1])
-        return found[0] if isinstance(values, Sequence) and number >= len(values) else values[number]
+        if number < len(values) and values[number] is None:
+            raise KeyError(number)
+        return found[0] if number >= len(values) else values[number]
 
     def filled(value: Any) -> Any:
         match value:

@@ -1,7 +1,7 @@
 """A family: how one random task is drafted, the environment it is solved in, and how hindsight relabels it.
 
 One record for shipped families, public data sets and a user's own. Leaves out building a suite of them
-(suite).
+(suite) and how often a policy solves a task (pass_rates).
 """
 
 import dataclasses
@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from agentkit.records import Task, Trajectory
-from agentkit.tasks.difficulty import difficulty as difficulty  # where lab files take it from
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.environments import CorpusEnvironment
 
@@ -29,6 +28,11 @@ class Family:
     environment: Callable[[], object] = CorpusEnvironment  # one a trajectory; public methods are the tools
     relabel: Relabel | None = None  # the task that a trajectory did solve, for hindsight
     measures: Mapping[str, Measure] = field(default_factory=dict)  # what policies are compared by besides
+
+
+def difficulty(calls: int) -> str:
+    """easy 1-2, medium 3-4, hard 5 or more tool calls of the scripted expert."""
+    return "easy" if calls <= 2 else "medium" if calls <= 4 else "hard"
 
 
 def with_content_id(task: Task) -> Task:

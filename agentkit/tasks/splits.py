@@ -1,27 +1,19 @@
 """Splits without leaks: tasks that share an entity combination, or ask nearly the same, go to the same split.
 
-Near-duplicates are found exactly, by a prefix-filtered similarity join (Chaudhuri et al. 2006; Xiao et al.,
-PPJoin, 2008) over the word pairs of normalised prompts: two prompts that alike must share one of their few
-rarest pairs, so only prompts with a rare pair in common are compared. What most prompts of a family say, such
-as its rules, does not count, nor what most of so many alike say that they would fill half of a split, such as
-the rules of one of its sources. Leaves out paraphrases.
+Leaves out what near-duplicates are (near_duplicates).
 """
 
 import dataclasses
 import random
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from itertools import combinations
-from math import ceil
 
 from agentkit.records import Task
-from agentkit.verifiers import normalize
+from agentkit.tasks.near_duplicates import LARGE, joined, near_duplicates
 
 SPLITS = {"train": 0.70, "validation": 0.15, "test": 0.15}
-LARGE = 20  # tasks of a family, of which some belong into every split
-SIMILAR = 0.85  # Jaccard similarity of word pairs from which two prompts are near-duplicates
-MANY = min(SPLITS.values()) / 2  # of a family's prompts: as near-duplicates they would fill half of a split
 
 
 def assign_splits(tasks: list[Task], rng: random.Random) -> list[Task]:
@@ -104,53 +96,6 @@ def entity_combinations(task: Task) -> list[str]:
     return [" + ".join(pair) for pair in combinations(entities, 2)] or entities
 
 
-def near_duplicates(prompts: Sequence[str], families: Sequence[str] = ()) -> Iterator[tuple[int, int]]:
-    """Pairs of positions of prompts whose word pairs have a Jaccard similarity of at least ``SIMILAR``.
-
-    Pairs of words in more than half of a family's prompts, where it has ``LARGE`` or more, are left out; a
-    prompt that holds nothing else keeps them. Where more than the share ``MANY`` of a family's prompts are
-    near-duplicates of each other all the same, so are those in more than half of these.
-    """
-    families = families or [""] * len(prompts)
-    pairs = _own_pairs([_word_pairs(prompt) for prompt in prompts], families)
-    roots, sizes = _joined(len(prompts), _alike(pairs)), Counter(families)
-    held = Counter(roots)
-    groups = [root if held[root] > MANY * sizes[families[i]] else i for i, root in enumerate(roots)]
-    return _alike(_own_pairs(pairs, groups))
-
-
-def _own_pairs(pairs: Sequence[frozenset[str]], groups: Sequence[Hashable]) -> list[frozenset[str]]:
-    """Without those in more than half of a group, where it has ``LARGE`` prompts or more."""
-    sizes, counts = Counter(groups), defaultdict(Counter)
-    for group, words in zip(groups, pairs, strict=True):
-        counts[group].update(words)
-    common = {
-        name: {pair for pair, count in own.items() if 2 * count > sizes[name] >= LARGE}
-        for name, own in counts.items()
-    }
-    return [words - common[group] or words for group, words in zip(groups, pairs, strict=True)]
-
-
-def _alike(pairs: Sequence[frozenset[str]]) -> Iterator[tuple[int, int]]:
-    frequency = Counter(pair for words in pairs for pair in words)
-    index: dict[str, list[int]] = defaultdict(list)
-    for i, words in enumerate(pairs):
-        rare_first = sorted(words, key=lambda pair: (frequency[pair], pair))
-        rarest = rare_first[: len(words) - ceil(SIMILAR * len(words)) + 1]
-        for j in dict.fromkeys(j for pair in rarest for j in index[pair]):
-            small, large = sorted((len(words), len(pairs[j])))
-            needed = SIMILAR / (1 + SIMILAR) * (small + large)  # pairs in common, for that Jaccard similarity
-            if small >= SIMILAR * large and len(words & pairs[j]) >= needed:
-                yield j, i
-        for pair in rarest:
-            index[pair].append(i)
-
-
-def _word_pairs(prompt: str) -> frozenset[str]:
-    words = ["", *normalize(prompt).split(), ""]
-    return frozenset(f"{a} {b}" for a, b in zip(words, words[1:], strict=False))
-
-
 def _components(tasks: list[Task]) -> list[list[Task]]:
     """Groups of tasks connected by a shared entity combination or by near-duplicate prompts."""
     owner: dict[str, int] = {}
@@ -163,16 +108,6 @@ def _components(tasks: list[Task]) -> list[list[Task]]:
     alike = near_duplicates(list(first), [tasks[i].family for i in others])
     links += [(others[one], others[other]) for one, other in alike]
     groups = defaultdict(list)
-    for root, task in zip(_joined(len(tasks), links), tasks, strict=True):
+    for root, task in zip(joined(len(tasks), links), tasks, strict=True):
         groups[root].append(task)
     return list(groups.values())
-
-
-def _joined(count: int, links: Iterable[tuple[int, int]]) -> list[int]:
-    """For each position one that stands for all those it is connected to."""
-    from scipy.cluster.hierarchy import DisjointSet
-
-    joined = DisjointSet(range(count))
-    for one, other in links:
-        joined.merge(one, other)
-    return [joined[i] for i in range(count)]

@@ -21,10 +21,9 @@ from agentkit.runs.labfile import blame
 from agentkit.runs.recipe import listed
 from agentkit.runs.schemas import fault
 from agentkit.tasks.audit import audit
-from agentkit.tasks.difficulty import difficulty
 from agentkit.tasks.expert import PlanError, solve
 from agentkit.tasks.families import code, drawing, image, lookup, multihop, ordebug, wide
-from agentkit.tasks.family import Draft, Family, with_content_id
+from agentkit.tasks.family import Draft, Family, difficulty, with_content_id
 from agentkit.tasks.relabel import relabel_code
 from agentkit.tasks.splits import assign_splits, entity_combinations, stratum
 from agentkit.tools.corpus import Corpus

@@ -359,7 +359,7 @@ def _told(value: Any, seen: set[int]) -> Any:
         items = value.items() if isinstance(value, dict) else value
         return [type(value).__name__, *(_told(item, seen) for item in items)]
     if value is not None and type(value) not in (str, bytes, int, float, bool):
-        raise ValueError(f"it closes over a {type(value).__name__}; make that a version, or global")
+        raise ValueError(f"it wraps or closes over a {type(value).__name__}; make that a version, or global")
     return repr(value)
 
 

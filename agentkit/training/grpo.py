@@ -29,7 +29,7 @@ from agentkit.policies.engine_weights import bare
 from agentkit.policies.loading import make_policy
 from agentkit.policies.process_group import counted, gathered
 from agentkit.policies.shards import leave_shards
-from agentkit.policies.sync import NOISE, sync
+from agentkit.policies.sync_guard import NOISE, sync
 from agentkit.policies.unsloth import adapted
 from agentkit.records import EngineError, RecipeError, Step, Task, TrainingError, Trajectory
 from agentkit.rewards import score_all

@@ -29,10 +29,10 @@ from agentkit.records import Trajectory
 from agentkit.runs import Recipe, Run, RunError, read_json, write_json, write_trajectories
 from agentkit.runs.children import TOKEN, end_all, signals
 from agentkit.runs.topology import patience, settled
-from agentkit.training import checkpoints, torchrun
+from agentkit.training import checkpoint_folders, torchrun
 from agentkit.training.nodes import Others
-from agentkit.training.placement import placed
 from agentkit.training.processes import TrainingStopped
+from agentkit.training.topology_by_memory import placed
 from agentkit.training.worker import MARK, function_of
 
 JOBS = "agentkit.training.jobs"
@@ -186,7 +186,7 @@ class Work:
             return False
         if NONE_LEFT not in self.run.file(torchrun.LOG).read_text(encoding="utf-8", errors="replace"):
             return False
-        kept = checkpoints.steps(self.run.file("train", "checkpoints")) if name == "train" else []
+        kept = checkpoint_folders.steps(self.run.file("train", "checkpoints")) if name == "train" else []
         then = f"goes on from {kept[0].name}" if kept else "begins anew"
         print(f"{NONE_LEFT}: {name} waits until they are up again, and {then}", file=sys.stderr)
         return servers.come_back()
@@ -324,7 +324,7 @@ class _Children:
             own = f"; machine 0: {torchrun.last_error(log)}" if failed else ""
             why = f"{theirs}{own}".removeprefix("; ")
         why = why or torchrun.last_error(log)
-        kept = checkpoints.steps(self._run.file("train", "checkpoints"))
+        kept = checkpoint_folders.steps(self._run.file("train", "checkpoints"))
         after = f"{kept[0].name} is kept, run this again to go on" if kept else "there is no checkpoint yet"
         after = f". {after}" if self._name == "train" else ""
         file = self._run.file(torchrun.LOG)

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from agentkit.policies.engine_weights import folded
 from agentkit.policies.loading import pretrained, with_adapter
 from agentkit.policies.precision import LEAST_SHARE, precision_of, surviving_share
-from agentkit.policies.sync import sampled_logprobs
+from agentkit.policies.sync_guard import sampled_logprobs
 from agentkit.rollouts.template_probe import end_of_turn_ids
 from agentkit.runs import Run, RunError, read_json, secure, write_json
 from agentkit.runs.run import ADAPTER

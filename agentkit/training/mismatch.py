@@ -2,7 +2,7 @@
 
 An engine with weights or kernels of its own gives other log-probabilities than the trainer, and one that
 samples ahead (``max_staleness``) has older weights. Leaves out how far the two may differ where their
-weights are the same (policies/sync.py), and several steps on one batch, which the ratio of GRPO's own
+weights are the same (policies/sync_guard.py), and several steps on one batch, which the ratio of GRPO's own
 loss corrects.
 """
 

@@ -33,10 +33,10 @@ from agentkit.records import Task
 from agentkit.runs import Recipe, RunError, read_json, read_jsonl, write_json
 from agentkit.runs.children import TOKEN, signals
 from agentkit.runs.run import placed
-from agentkit.training import checkpoints
+from agentkit.training import checkpoint_folders
 from agentkit.training.adapters import replacing, write_adapter
 from agentkit.training.ahead import Lead
-from agentkit.training.checkpoints import CheckpointError, cut_back, set_aside
+from agentkit.training.checkpoint_folders import CheckpointError, cut_back, set_aside
 from agentkit.training.guards import Guards
 from agentkit.training.processes import TrainingStopped, lock, random_states, set_random_states, unlock
 
@@ -135,7 +135,7 @@ class Resumable:
                 self._tell(f"going on from {self.resume_from}")
             finished.unlink(missing_ok=True)
             cut_back(self.run, self.resume_from)
-            self.run.metric_rows(checkpoints.step_of(self.resume_from))  # says where rows are lost
+            self.run.metric_rows(checkpoint_folders.step_of(self.resume_from))  # says where rows are lost
         else:
             set_aside(self.run.file("train"))
 
@@ -148,10 +148,10 @@ class Resumable:
     def _checkpoint(self) -> Path | None:
         """The newest sound checkpoint; None where it was made with other parameters."""
         folder = self.run.file("train", "checkpoints")
-        path = checkpoints.newest_sound(folder, self._fits)
+        path = checkpoint_folders.newest_sound(folder, self._fits)
         if path is None:
             return None
-        if other := self._unlike(path, checkpoints.verify(path)["made_with"]):
+        if other := self._unlike(path, checkpoint_folders.verify(path)["made_with"]):
             self._tell(
                 f"the training in {folder.parent} was made with another {', '.join(other[:5])}: {_ASIDE}"
             )
@@ -199,7 +199,7 @@ class Resumable:
         new, main = folder / f".checkpoint-{step}", self.accelerator.is_main_process
         try:
             if main:
-                checkpoints.begin(folder, step)
+                checkpoint_folders.begin(folder, step)
             self.accelerator.wait_for_everyone()
             self._save_rng_state(str(new))
             if self._in_use():
@@ -208,10 +208,10 @@ class Resumable:
                 self._fill(new)
             self.accelerator.wait_for_everyone()
             if main:
-                checkpoints.commit(new, {"step": step, "made_with": self._fingerprint})
+                checkpoint_folders.commit(new, {"step": step, "made_with": self._fingerprint})
         except Exception as error:  # each library has its own for a full disk
             shutil.rmtree(new, ignore_errors=True)
-            last = checkpoints.steps(folder)
+            last = checkpoint_folders.steps(folder)
             kept = f"{last[0].name} is whole" if last else "there is none before it"
             raise RunError(
                 f"the checkpoint of step {step} could not be written to {folder} ({_short(error)}); {kept}. "

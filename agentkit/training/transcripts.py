@@ -167,4 +167,4 @@ def _in_format(turn: Turn, codec: ChatCodec, place: str) -> str:
         raise RunError(f"{place}: in {codec.format}'s form no text stands before a call: leave it out")
     if codec.format == "search_r1" and not turn.results and "<answer>" not in text:
         text = f"<answer> {text} </answer>"
-    return with_thought(thought[1].strip(), text, codec.format) if thought else text
+    return with_thought(thought[1].strip(), text, codec.thoughts) if thought else text

@@ -20,7 +20,7 @@ from trl.trainer.utils import split_tensor_dict
 
 from agentkit.policies.process_group import gathered
 from agentkit.policies.shards import sharded
-from agentkit.policies.sync import Gap, gap
+from agentkit.policies.sync_guard import Gap, gap
 from agentkit.policies.unsloth import return_logits
 from agentkit.training.adapters import with_weights
 from agentkit.training.micro_batches import packed

@@ -6,13 +6,13 @@ The verifier is the reward signal. Users add their own with ``register``. Leaves
 from agentkit.verifiers.extraction import MAX_ANSWER, final_answer
 from agentkit.verifiers.judge import judge
 from agentkit.verifiers.kinds import KINDS, SHIPPED, answer_limit, check, looks_at_calls, register, verify
+from agentkit.verifiers.normalisation import exact, gaia_equal, normalize, squad_normalize
 from agentkit.verifiers.numbers import numeric, parse_number
 from agentkit.verifiers.patterns import regex
 from agentkit.verifiers.pictures import picture
 from agentkit.verifiers.programs import code
 from agentkit.verifiers.repairs import repair
 from agentkit.verifiers.symbolic import symbolic
-from agentkit.verifiers.text import exact, gaia_equal, normalize, squad_normalize
 
 __all__ = [
     "KINDS", "MAX_ANSWER", "SHIPPED", "answer_limit", "check", "code", "exact", "final_answer", "gaia_equal",

@@ -60,11 +60,13 @@ _CORRECTED = re.compile(  # what is said to be the correct one
 )
 FENCE = re.compile(r"```|^[ \t]*~~~", re.MULTILINE)
 _BLOCK = re.compile(  # of code, closed
-    r"^[ \t>]*(?P<fence>```|~~~)[^\n`~]*\n(?P<inside>(?:(?!^[ \t>]*(?:```|~~~)).*\n)*+)"
+    r"^[ \t>]*(?P<fence>```|~~~)[ \t]*(?P<language>[^\n`~]*)\n(?P<inside>(?:(?!^[ \t>]*(?:```|~~~)).*\n)*+)"
     r"^[ \t>]*(?P=fence)[ \t]*$",
     re.MULTILINE,
 )
-_JSON_KEY = re.compile(r"answer|result|final", re.IGNORECASE)
+_LANGUAGE = re.compile(r"(?:python3?|py|sql|bash|sh|javascript|js)\s*", re.IGNORECASE)
+_ANSWER_KEY = re.compile(r"(?:final[ _])?answer", re.IGNORECASE)
+_LEADING_KEY = re.compile(r"reasoning|thoughts?|steps|working|calculation|analysis|rationale", re.IGNORECASE)
 
 
 def final_answer(text: str, limit: float = MAX_ANSWER) -> str | None:
@@ -102,11 +104,11 @@ def unwrapped(text: str) -> str | None:
         return _of_json(inside)
     if alone:
         return final_answer(inside) if len(inside.split("\n")) == 2 and _ANSWER_LINE.match(inside) else None
-    said = text[: blocks[-1].end()] if blocks else ""
-    is_sign = re.fullmatch(r"\W*\S\W*", _BLOCK.sub("", said))  # -, not
-    if not said or is_sign or _ANSWER_LINE.search(said) or _BOX in said or len(said) == len(text.rstrip()):
+    front = text[: blocks[-1].end()] if blocks else ""
+    is_code = all(_LANGUAGE.fullmatch(block["language"]) and "=" in block["inside"] for block in blocks)
+    if not front or not is_code or _ANSWER_LINE.search(front) or _BOX in front:
         return None
-    rest = _BLOCK.sub("\n", text)
+    rest = text[len(front) :]
     return None if FENCE.search(rest) else final_answer(rest)
 
 
@@ -122,9 +124,18 @@ def _of_json(text: str) -> str | None:
         value = json.loads(text[:MAX_CODE], object_pairs_hook=strict, parse_float=str, parse_int=str)
     except (ValueError, RecursionError):
         return None
-    is_last = len(keys) == len(value) and [key for key in keys if _JSON_KEY.search(key)] == keys[-1:]
-    answer = value[keys[-1]] if is_last else None
-    return final_answer(answer) if isinstance(answer, str) else None
+    *leading, last = keys or [""]
+    others = [value.get(key) for key in leading]
+    is_sound = len(keys) == len(value) and all(map(_LEADING_KEY.fullmatch, leading))
+    if not is_sound or not _ANSWER_KEY.fullmatch(last) or not all(map(_leads_up, others)):
+        return None
+    is_text = isinstance(value[last], str) and not re.search(r"[\x00-\x1f]", value[last])  # \nu is no \n
+    return final_answer(value[last]) if is_text else None
+
+
+def _leads_up(said: Any) -> bool:
+    doubts = not isinstance(said, str) or _RETRACTED.search(said) or _BOX in said
+    return not doubts and "answer" not in said.casefold()
 
 
 def _stated(text: str, lines: list[re.Match]) -> str:

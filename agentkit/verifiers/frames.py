@@ -79,7 +79,11 @@ _FURTHER = re.compile(  # no first derivative
     r"\b(?:second|third|fourth|higher|mixed|2nd|3rd|twice|normal|anti\w*|integr\w*)\b|''|\^\{?\(?\d\)?\}?\s*[a-zA-Z]?\s*[}/]"
     r"|\^\{?\("
 )
-_ASKS = re.compile(r"\b(?:find|compute|calculate|determine|evaluate|give|state|what|then)\b", re.IGNORECASE)
+_ASKS = re.compile(
+    r"\b(?:find|compute|calculate|determine|evaluate|give|state|what|then|obtain|write|locate|where|hence|use"
+    r"|set|solve|show|and the)\b",
+    re.IGNORECASE,
+)
 _OPERATOR = re.compile(r"[)}]|\s*(?:[+*/×·÷⋅=<>≤≥≈±&\\]|[-−–]\s)")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _OPERATION = re.compile(r"\\int(?![a-z]).*d[a-z]", re.DOTALL)  # an integral, carried out

@@ -19,6 +19,7 @@ from agentkit.runs.labfile import blame, check_takes
 from agentkit.trajectories import results_of
 from agentkit.verifiers.extraction import MAX_ANSWER, MAX_CODE, unwrapped
 from agentkit.verifiers.judge import judge
+from agentkit.verifiers.normalisation import exact
 from agentkit.verifiers.numbers import numeric
 from agentkit.verifiers.patterns import regex
 from agentkit.verifiers.pictures import picture
@@ -26,7 +27,6 @@ from agentkit.verifiers.programs import code
 from agentkit.verifiers.readings import digits_occur, numbers, phrases, words_occur
 from agentkit.verifiers.repairs import repair
 from agentkit.verifiers.symbolic import symbolic
-from agentkit.verifiers.text import exact
 
 Verifier = Callable[..., Score | float]  # (answer, gold, *, trajectory=None, **options)
 KINDS: dict[str, Verifier] = {

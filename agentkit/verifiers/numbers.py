@@ -50,6 +50,7 @@ _BELOW_100 = (
 IN_WORDS = re.compile(
     rf"\b{_BELOW_100}(?:[ -](?:{'|'.join(MULTIPLES)})\b(?:[ -](?:and )?{_BELOW_100})?){{0,8}}", re.IGNORECASE
 )
+_IN_DIGITS = re.compile(r"\s*\((\d{1,12})\)(?=\s*\Z|\s+[^\W\d_])")  # sixteen (16) pieces
 _MINUS = re.compile(r"(?:(?:minus|negative) (?=\w))?", re.IGNORECASE)
 _TEN = re.compile(r"(?P<sign>[-+]?)10\^(?=\{?[-+]?\d)")  # 10^3 is 1 × 10^3
 _VULGAR = re.compile("(?<![\\w/.,^])(\\d{1,15}\\s?)?([¼-¾⅐-⅞])(?![\\w/.,])")
@@ -58,9 +59,8 @@ _DELIMITERS = re.compile(  # of mathematics and a box
     r"(?(box)\})\s*(?(open)(?:\$\$?|\\\)|\\\]))\Z"
 )
 _TWICE = re.compile(  # 0.75 kg (750 g)
-    r"((?:(?!i\.e\.|that is)[^()])*[^()\s,])(?:\s*(?P<open>\()\s*(?:or |i\.e\.,? |that is,? |= ?)?"
-    r"(?P<about>about |approximately |roughly |≈ ?|~ ?)?|,?\s+(?:i\.e\.|that is),?\s+)"
-    r"(?P<again>(?:(?!i\.e\.|that is)[^()])+)(?(open)\))"
+    r"([^()]*[^()\s])\s*\(\s*(?:or |i\.e\.,? |that is,? |= ?)?"
+    r"(about |approximately |roughly |≈ ?|~ ?)?([^()]+)\)"
 )
 _REAIS = re.compile(r"\A(-?R\$\s?)(\d{1,3}(?:\.\d{3}){0,6}|\d{1,15}),(\d\d)\Z")
 _PARTS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s?([^\W\d_]{1,20})")
@@ -172,7 +172,7 @@ def _read(text: str, unit: str) -> tuple[Fraction, bool] | None:
     ):
         return _read_parts(parts, unit)
     if twice := _TWICE.fullmatch(text.strip().rstrip(".")):
-        return _read_twice(twice[1], twice["again"], unit, 1e-2 if twice["about"] else 1e-12)
+        return _read_twice(twice[1], twice[3], unit, 1e-2 if twice[2] else 1e-12)
     unit, parts = _translated(unit_name(unit)), amount(text)
     if parts is None:
         return None
@@ -252,8 +252,9 @@ def in_digits(text: str) -> str:
         return text
     sign = _MINUS.match(text)[0]
     words = IN_WORDS.match(text, len(sign))
-    if words and (again := re.match(r"\s*\((\d{1,12})\)", text[words.end() :])):  # sixteen (16) pieces
-        text = text[: words.end()] + text[words.end() + again.end() :]
+    again = _IN_DIGITS.match(text, words.end()) if words else None
+    if again:
+        text = text[: words.end()] + text[again.end() :]
         if not re.match(rf"-?{again[1]}(?!\d)", in_digits(text)):
             return ""
     value = group = 0
@@ -418,7 +419,7 @@ def numeric(
     wanted, given = _read(str(gold), unit), _read(answer, unit)
     if not unit and question and (twice := _TWICE.fullmatch(answer.strip(" ."))):
         if asked := asked_unit(question):  # one of the two is in it
-            said = (_read(twice[1], asked), _read(twice["again"], asked))
+            said = (_read(twice[1], asked), _read(twice[3], asked))
             given = _read(answer, asked) if any(read and not read[1] for read in said) else None
     elif not unit and question and (parts := amount(answer)) and any(parts[1:]):
         asked = asked_unit(question)

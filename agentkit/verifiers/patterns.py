@@ -6,8 +6,8 @@ Pattern and text may be hostile. Leaves out patterns in anything but Python's ow
 from typing import Any
 
 from agentkit.records import Score, Unscored
+from agentkit.verifiers.normalisation import exact
 from agentkit.verifiers.numbers import numeric
-from agentkit.verifiers.text import exact
 from agentkit.verifiers.worker import Worker
 
 _worker = Worker()

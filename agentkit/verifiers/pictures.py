@@ -13,7 +13,7 @@ from agentkit.records import Score, ToolResult, Trajectory
 from agentkit.tools.gazetteer import read_query
 from agentkit.tools.pictures import name_of
 from agentkit.trajectories import results_of
-from agentkit.verifiers.text import exact
+from agentkit.verifiers.normalisation import exact
 
 LOOKUPS = ("search", "database")
 SPARE, PICTURES = 2, 2  # lookups beyond those needed, and pictures in all, that are no fault

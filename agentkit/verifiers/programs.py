@@ -68,8 +68,9 @@ def code(
         entry: the expression that is called, such as "f" or "Solution().f"; ``candidate`` in source tests.
         setup: source that comes before the program and the source tests, such as imports.
         partial: give the share passed instead of all or nothing.
-        timeout_s: wall clock for all tests together, seconds, without what others kept the program from the
-            cores; a test that was not reached counts as failed. Source tests have the last third of it.
+        timeout_s: wall clock for all tests together, seconds; what others kept a program of one thread from
+            the cores is no part of it (run_python's ``patience``). A test that was not reached counts as
+            failed. Source tests have the last third of it.
     """
     program = extract_code(answer, entry)
     if isinstance(program, Score):

@@ -44,7 +44,6 @@ _ASKS_FOR = (
 )
 _LETTERS = {  # what letters stand for, where that is asked
     "λ": re.compile(_ASKS + r"(?:eigenvalue|wavelength)\b"),
-    r"\bar{x}": re.compile(_ASKS + r"(?:mean|average)\b"),
     "pH": re.compile(_ASKS + r"pH\b"),
 } | {
     letter: re.compile(
@@ -198,15 +197,13 @@ def _value_asked(number: str, question: str) -> str:
     name, *values = (side.strip() for side in re.split(r"=|≈|\\approx", number.strip("$")))
     if len(values) != 1:
         return number
-    if not re.search("[A-Za-zΑ-ω]", name):
+    if not re.search("[A-Za-z]", name):
         return values[0] if _WORKED_OUT.fullmatch(name) else number
     letter = _GREEK.get(name, name)
     alone = rf"(?<![A-Za-z]){re.escape(letter)}(?![A-Za-z])|{re.escape(name)}(?![A-Za-z])"
     stands_for = _LETTERS.get(letter)
     if stands_for and stands_for.search(question) and (letter in "λpH" or not re.search(alone, question)):
         return values[0]
-    if not re.search("[A-Za-z]", name):
-        return number
     own = _SYMBOL.fullmatch(name)
     if own and own[2]:  # of a kind: the kinetic energy's
         of_kind = re.search(rf"\b{own[2]}\w*\s+{own[1]}\w{{3,}}", _asking(question), re.IGNORECASE)
@@ -264,7 +261,7 @@ def phrases(text: str, question: str = "", gold: str = "") -> Iterator[str]:
     whole = plain(text)
     if last := _below_working(text, question):
         yield plain(last)
-    in_markup = text.strip()[:1] == "$" or "\\text" in text or "\\mathrm" in text
+    in_markup = re.fullmatch(r"\$[\w\s,;]+\$", text.strip()) or "\\text" in text or "\\mathrm" in text
     for words in dict.fromkeys([*map(plain, _worded(text, question)), whole]):
         if words != whole or in_markup:
             yield words

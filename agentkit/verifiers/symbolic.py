@@ -18,6 +18,7 @@ from agentkit.records import Score, Unscored
 from agentkit.verifiers.extraction import MAX_ANSWER
 from agentkit.verifiers.frames import expression, names_answer
 from agentkit.verifiers.masks import DOLLAR
+from agentkit.verifiers.normalisation import normalize
 from agentkit.verifiers.numbers import (
     MULTIPLES,
     asked_unit,
@@ -29,12 +30,12 @@ from agentkit.verifiers.numbers import (
     unit_name,
 )
 from agentkit.verifiers.questions import asked, lexeme
-from agentkit.verifiers.text import normalize
 from agentkit.verifiers.words import is_counted
 from agentkit.verifiers.worker import Worker
 
 _worker = Worker("algebra")
 _number = partial(parse_number, decimal_comma=False)
+_DIGIT_COMMAND = re.compile(r"\\(?:[dt]?frac|sqrt|cdot|times|pi|left|right)(?![A-Za-z])")
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _TEXT = re.compile(r"\\(?:text[a-z]*|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
 _WORD = re.compile(r"(?<![^\W\d_])[^\W\d_]{2,}(?![^\W\d_]|\s*\^)")
@@ -57,7 +58,9 @@ _ROWS = re.compile(r"(?:\b\w{0,9}\.?(?:Matrix|array)\()?\[((?:\[[^\[\]]*\],?\s*)
 _TUPLE = re.compile(r"\A\(((?!.*(?:&|\\\\))[^(),]{1,60}(?:,[^(),]{1,60}){1,9})\)\Z")
 _COLUMN = re.compile(r"\\begin\s?\{([pb])matrix\}((?:[^&,\\]|\\\\|\\[a-z])+)\\end\s?\{\1matrix\}")
 _ASKED_VECTOR = re.compile(
-    r"\A(?!.*\b(?:row|interval|inequal\w*)\b).*\b(?:vector|cross product)\b", re.IGNORECASE | re.DOTALL
+    r"\A(?!.*\b(?:row|interval|inequal\w*|range|domain|values? of|for which|set)\b)"
+    r".*\b(?:cross product|(?:find|what is|compute|give) (?:the |a )?(?:\w+ ){0,2}vector)\b",
+    re.IGNORECASE | re.DOTALL,
 )
 _BASE = re.compile(r"(?<=\d)_\{?(?:\\text\s*\{)?(\w+)")
 _CLOCK = re.compile(r"0?(\d{1,2}(?::[0-5]\d){1,2})")
@@ -314,10 +317,11 @@ def _both_numbers(given: str, wanted: str) -> tuple[Fraction, Fraction] | None:
 def _compare_chain(given: str, wanted: str, question: str) -> Score | None:
     """The verdict on f(x) = a = b \\approx c where one value is asked for: all of it must be that value."""
     sides = re.split(r"(=|≈|\\approx|\\simeq)", given)
-    is_chain = 5 <= len(sides) <= 11 and set(sides[1::2]) == {"="} and not _holds_several(given)
-    if wanted.count("=") == 1 and is_chain:  # y = 3^2 = 9
-        one, *others = (_compare(f"{sides[0]} = {side}", wanted, 0.0, 0.0) for side in sides[2::2])
-        return next((verdict for verdict in others if verdict.value != 1), one)
+    in_digits = not re.search(r"[A-Za-z]", _DIGIT_COMMAND.sub("", "".join(sides[2::2])))
+    if in_digits and wanted.count("=") == 1 and set(sides[1::2]) == {"="} and 5 <= len(sides) <= 9:
+        verdicts = (_compare(f"{sides[0]} = {side}", wanted, 0.0, 0.0) for side in sides[:1:-2])
+        last = next(verdicts)  # of y = 3^2 = 9
+        return next((verdict for verdict in verdicts if verdict.value != 1), last) if last.value else last
     if not 3 <= len(sides) <= 21 or _RELATED.search(wanted) or _holds_several(given):
         return None
     exact, rounded = [sides[0].strip()], []

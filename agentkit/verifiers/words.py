@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from agentkit.verifiers.numbers import MULTIPLES, asked_unit, is_unit, same_unit
+from agentkit.verifiers.numbers import asked_unit, is_unit, same_unit
 
 SIGNS, COMMAS, DASHES = frozenset(".()[]\"'“”‘’#!*…。（）「」｡।"), frozenset(",;，、；"), frozenset("-–—")
 WORD = re.compile(r"[^\W\d_]+")
@@ -105,16 +105,8 @@ def asked_for(words: str, question: str) -> bool:
         if compound and "per" not in given:
             return False
     if asked := [set(_words(phrase)) for phrase in (*counted, *measured)]:
-        return any(set(given) <= phrase for phrase in asked) or _is_told_of(bare, counted, question)
+        return any(set(given) <= phrase for phrase in asked)
     return "per" not in given and all(in_question(word, "", question) for word in given)
-
-
-def _is_told_of(words: list[str], counted: list[str], question: str) -> bool:
-    """Whether words are the unit of the amount that is asked for: pounds of laundry."""
-    things = "|".join(re.escape(phrase.split()[0]) for phrase in counted)
-    is_amount = len(words) == 1 and words[0] not in MULTIPLES and is_unit(words[0]) and things
-    told = is_amount and re.search(rf"\b{re.escape(words[0])} of (?:{things})\b", question, re.IGNORECASE)
-    return bool(told and re.search(rf"\bamount of (?:{things})\b", question, re.IGNORECASE))
 
 
 def is_age(words: str, question: str) -> bool:

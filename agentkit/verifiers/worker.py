@@ -88,6 +88,7 @@ class Worker:
                 child.connection.send_bytes(request)
             except ConnectionError:  # it died while it was idle
                 child.connection.close()  # and no kill: its number may be another's by now
+                child = None
                 child = self._borrow(new=True)
                 child.connection.send_bytes(request)
             while "end" not in reply:
@@ -102,7 +103,8 @@ class Worker:
                 raise Unscored(why) from None
             return reply
         except BaseException:
-            child.kill()
+            if child:
+                child.kill()
             raise
         with self._lock:
             self._idle.append(child)

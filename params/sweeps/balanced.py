@@ -5,7 +5,7 @@ A shipped suite holds few hard tasks; an ablation of difficulty needs each kind 
 
 from agentkit import Family
 from agentkit.tasks import shipped_families
-from agentkit.tasks.difficulty import difficulty
+from agentkit.tasks.family import difficulty
 from agentkit.tools.corpus import Corpus
 
 TRIES = 60  # hard tasks are one in five of family A

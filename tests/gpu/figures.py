@@ -29,7 +29,7 @@ from torch.nn.attention import SDPBackend
 
 from agentkit import nano
 from agentkit.bench.update import _batch
-from agentkit.policies import sync as sync_guard
+from agentkit.policies import sync_guard
 from agentkit.policies.engine_weights import bare
 from agentkit.policies.loading import agent_of, load_agent, make_policy, with_adapter
 from agentkit.records import EngineError, StopReason, TrainingError, Trajectory

@@ -19,7 +19,7 @@ import torch
 
 from agentkit.bench.update import GROUP, _batch, _pair
 from agentkit.lab import Lab
-from agentkit.policies import sync as guard
+from agentkit.policies import sync_guard as guard
 from agentkit.policies.loading import load_agent, make_policy
 from agentkit.rollouts import rollout
 from agentkit.runs import Run

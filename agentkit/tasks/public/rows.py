@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentkit.records import DataError, Task
-from agentkit.tasks.difficulty import difficulty
+from agentkit.tasks.family import difficulty
 
 Row = Mapping[str, Any]
 AGENTRL = ("deepscaler", "omni_math", "numina_math", "taco_code", "leetcode_code", "gpqa_science")

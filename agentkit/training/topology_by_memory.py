@@ -1,6 +1,7 @@
-"""Which GPUs do what, where the memory plan may have a say: what notebooks start and doctor tells.
+"""The topology where the memory plan may have a say in it: what notebooks start and doctor tells.
 
-torch is loaded only where a plan can change the choice. Leaves out the choice (runs.topology) and the plan.
+torch is loaded only where a plan can change the choice. Leaves out which GPUs do what (runs.topology) and the
+plan (memory).
 """
 
 import contextlib
