@@ -120,8 +120,8 @@ class Guards(TrainerCallback):
         raise TrainingError(
             f"{sum(latest) / len(latest):.0%} of the latest trajectories have no reward, more than "
             f"{MAX_UNSCORED:.0%}: {'; '.join(reasons)[:400]}. Mend it (a verifier or a reward that raises, "
-            "gives no finite number or is None for some trajectories of a task only, or a time limit), then "
-            "run this again: with another limit it goes on from here, with another lab file it begins anew."
+            "gives no finite number or is None for some trajectories of a task only, or a limit on time), "
+            "then run this again: with another limit it goes on from here, with another lab file anew."
         )
 
     # ---- validation
