@@ -532,7 +532,7 @@ def test_arguments_are_filled_by_earlier_values():
     nested = {"code": "r'[0-9]{3}'", "values": ["{0}", {"x": "{0}"}]}
     assert expert.fill(nested, ["5"]) == {"code": "r'[0-9]{3}'", "values": ["5", {"x": "5"}]}
     with pytest.raises(KeyError):  # one that no earlier step expects
-        expert.fill({"a": "{1}"}, {0: "5"})
+        expert.fill({"a": "{1}"}, ["5", None])
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def test_what_a_tool_wraps_or_closes_over_makes_it_another_tool(tools):
 
 def test_a_tool_that_closes_over_what_nobody_can_tell_is_not_cached_and_says_so_once():
     environment, cache = type("E", (), {"look": made(Counted())})(), ToolCache()
-    with pytest.warns(UserWarning, match="look are not cached: it closes over a Counted") as said:
+    with pytest.warns(UserWarning, match="look are not cached: it wraps or closes over a Counted") as said:
         found = ask(environment, cache=cache, times=3, at_once=False, query="x")
     assert not any(each.cached for each in found) and all(each.ok for each in found) and len(said) == 1
 

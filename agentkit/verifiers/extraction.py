@@ -106,7 +106,9 @@ def unwrapped(text: str) -> str | None:
         return final_answer(inside) if len(inside.split("\n")) == 2 and _ANSWER_LINE.match(inside) else None
     front = text[: blocks[-1].end()] if blocks else ""
     is_code = all(_LANGUAGE.fullmatch(block["language"]) and "=" in block["inside"] for block in blocks)
-    if not front or not is_code or _ANSWER_LINE.search(front) or _BOX in front:
+    prose = _BLOCK.sub("", front).strip()
+    is_sign = prose and not re.search(r"\w", prose)
+    if not front or not is_code or is_sign or _ANSWER_LINE.search(front) or _BOX in front:
         return None
     rest = text[len(front) :]
     return None if FENCE.search(rest) else final_answer(rest)
