@@ -73,6 +73,8 @@ def test_a_row_takes_trls_names_over_and_splits_the_seconds():
     }  # fmt: skip
     assert metrics.row(0, {}, {}) == {"step": 0}
     assert metrics.row(1, {"loss": 0.0, "kl": None, "entropy": None}, {}) == {"step": 1, "loss": 0.0}
+    nothing_trained = metrics.row(1, {"loss": 0.0, "clip_ratio/region_mean": None}, {})
+    assert nothing_trained == {"step": 1, "loss": 0.0, "clip_fraction": 0.0}, "notebook 04 draws it"
 
 
 def test_a_column_that_is_not_listed_is_an_error():

@@ -38,9 +38,12 @@ def row(
 ) -> dict[str, Any]:
     """One row of train/metrics.jsonl; what the kit measured comes before what TRL logged.
 
-    What TRL logs as None, such as the entropy where no token was scored, has no column.
+    What TRL logs as None, such as the entropy where no token was scored, has no column; of nothing that was
+    trained on nothing was clipped.
     """
     known = {ours: logs[trl] for trl, ours in _TRL_NAMES.items() if logs.get(trl) is not None}
+    if any(_TRL_NAMES.get(name) == "clip_fraction" for name in logs):
+        known.setdefault("clip_fraction", 0.0)
     values = {"step": number} | known | measured
     if seconds is not None:
         other = values.get("rollout_seconds", 0.0) + values.get("val_seconds", 0.0)
