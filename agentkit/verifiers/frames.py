@@ -26,8 +26,9 @@ from agentkit.verifiers.masks import (
     masked,
     sentences,
 )
-from agentkit.verifiers.numbers import MULTIPLES, unit_name
-from agentkit.verifiers.statements import asked, statements, states_box, without_asides
+from agentkit.verifiers.numbers import MULTIPLES, currency_sign, is_unit, unit_name
+from agentkit.verifiers.echoes import echoes
+from agentkit.verifiers.statements import asked, statements, without_asides
 from agentkit.verifiers.words import COMMAS, DASHES, WORD, Token, in_question, is_counted, sections, tokens_of
 
 MAX_TOKENS, NEAR = 200, 600  # of a sentence; characters before a box, or of its unit, that are looked at
@@ -205,8 +206,9 @@ def _label() -> re.Pattern:
     """The number of a part in front of its answer."""
     item = r"\(?(?:\d{1,3}|[A-Za-z]|[ivx]{1,4})\)?(?!\w)"
     words = "|".join(sections()["label"])
+    marks = r"\[(?:final )?(?:solution|answer|result|step|conclusion)\]"
     return re.compile(
-        rf"\A\W*(?:(?:{words})\s*{item}|(?<=\*\*)(?!\d+(?:\s+\w|\.\d)|\w\s*=){item})[:.)*\s]*(?:[-–—]\s)?",
+        rf"\A\W*(?:{marks}|(?:{words})\s*{item}|(?<=\*\*)(?!\d+(?:\s+\w|\.\d)|\w\s*=){item})[:.)*\s]*(?:[-–—]\s)?",
         re.IGNORECASE,
     )
 
@@ -282,6 +284,50 @@ def _unit_behind(after: str, question: str) -> str | None:
     rest = re.sub(r"\\[)\]]", " ", _CONTINUED.sub("", after, count=1))
     attached = re.match("[A-Za-zΑ-ωа-я]", after)
     return written if not attached and closes(rest, question) else None
+
+
+def _echoed_unit(
+    before: str, after: str, formulas: list[str], question: str, *, marked: bool = True
+) -> str | None:
+    """The unit behind the box of a sentence that repeats its question, "" for none; None for another."""
+    unit, written = _UNIT.match(after, 0, NEAR), ""
+    if unit and unit["words"]:
+        words = unit["words"]
+        if " per " in words and not re.search(r"\bper\b|\w/\w", question):
+            words = words.partition(" per ")[0]  # 540 meters per week, where meters a week are asked for
+        while words and not _is_unit_name(words):
+            words = re.sub(r"[\s/^*-]*(?:[^\W\d_]+[²³]?|\^\S+)\Z", "", words)
+        if words:
+            written = rf" \text{{{unit_name(words)}}}"
+            after = after[unit.start("words") + len(words) :]
+    elif unit:
+        written, after = unit["unit"], after[unit.end("unit") :]
+    return written if echoes(before, after, formulas, question, marked=marked) else None
+
+
+_SAID = re.compile(r"(?<![\w.,/^*+=-])[-−]?[$€£＄]?\d+(?:,\d{3})*(?:\.\d+)?(?![\w/^*+=]|[.,]\d|:\d)")
+
+
+def _echoed_number(sentence: str, formulas: list[str], question: str) -> str | None:
+    """The one number of a sentence that its question does not hold, where the rest repeats that."""
+    given = set(re.findall(r"\d+(?:\.\d+)?", question.replace(",", "")))
+    text = MARKUP.sub("", sentence).replace(r"\$", "$")
+    numbers = list(_SAID.finditer(text))
+    said = [each for each in numbers if each[0].lstrip("-−$€£＄").replace(",", "") not in given] or numbers
+    if len(said) != 1 or _ARROW.search(text) or re.search("[=`~:\n]", text):
+        return None
+    before, after = text[: said[0].start()], text[said[0].end() :]
+    unit = _echoed_unit(before, after, formulas, question, marked=False)
+    return None if unit is None or not re.search("[^\W\d_]{2}", before + after) else said[0][0] + unit
+
+
+def _is_unit_name(words: str) -> bool:
+    parts = [part.casefold() for part in WORD.findall(words)]
+    if len(parts) == 1 and (currency_sign(parts[0]) or parts[0] in ("cent", "cents")):
+        return True
+    known = sections()["unit"] | sections()["square"]
+    is_name = [part in known or ((len(part) > 1 or len(parts) > 1) and is_unit(part)) for part in parts]
+    return all(is_name) and parts[-1:] != ["per"] and not {"in", "at", "as", "are", "a"}.intersection(parts)
 
 
 def _unit_words(words: str, question: str) -> str:
@@ -418,9 +464,11 @@ def _read(
     factorial = after.startswith("!") and not WORD.search(before)
     if factorial or not all(map(_JOINERS.fullmatch, between)):
         return None
+    answer, echoed = ", ".join(dict.fromkeys(IS_BOX.findall(sentence))), None
+    if question and not between:
+        echoed = _echoed_unit(before, after, formulas, question)
     if not leads_up(before, formulas, question):
-        return IS_BOX.search(sentence)[0] if states_box(sentence, formulas, question) else None
-    answer = ", ".join(dict.fromkeys(IS_BOX.findall(sentence)))
+        return None if echoed is None else answer + echoed
     if constant := _CONSTANT.match(after):
         answer, after = f"{answer} + C", after[constant.end() :]
     if again := _AGAIN.match(after):
@@ -429,6 +477,8 @@ def _read(
             relation = r"\approx" if "approx" in relation or "about" in relation else "="
         answer, after = f"{answer} {relation} {again['value']}", after[again.end() :]
     unit = _unit_behind(after, question)
+    if unit is None or (echoed and len(echoed) < len(unit)):
+        unit = echoed
     return None if unit is None else answer + unit
 
 
@@ -471,7 +521,9 @@ def _stated(
     if question and not named:
         is_sentence = re.search("[sv]", letters[:begin]) or not (alone or concluded)
         if is_sentence or re.search("[swvKA].*[swvKA]", letters[begin:]):
-            stated = next(statements(sentence, formulas, question), None) if last else None
+            stated = _echoed_number(unlabelled, formulas, question) if last else None
+            if last and stated is None:
+                stated = next(statements(unlabelled, formulas, question), None)
             if stated or is_sentence:
                 return stated
     if not (alone or concluded or named):

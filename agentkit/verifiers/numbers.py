@@ -124,7 +124,7 @@ _IRREGULAR |= {"teeth": "tooth", "mice": "mouse", "geese": "goose", "leaves": "l
 _POWER = re.compile(r"(?<=[^\W\d_])(?:[²³]|⁻[¹²³])|(?<=10)[⁻²³¹⁰⁴-⁹]+")  # of a unit or of ten: m², 10²
 _TEMPERATURE = re.compile(r"(?:°|deg(?:rees?)?) ?([CF])(?:elsius|ahrenheit)?|([CF])(?:elsius|ahrenheit)")
 _ONE_REGISTRY = threading.Lock()  # lru_cache alone lets two threads make one each
-_NO_UNIT = ("as", "at", "are", "in")
+_NO_UNIT = ("as", "at", "are", "he", "in")
 _LARGEST = Fraction(sys.float_info.max)
 _SPELLINGS = dict.fromkeys(("percent", "per cent", "percentage", "pct"), "%")
 _SPELLINGS |= dict.fromkeys(("°", "circ", "deg", "degree"), "degree")
@@ -177,12 +177,12 @@ def _read(text: str, unit: str) -> tuple[Fraction, bool] | None:
     if parts is None:
         return None
     value, currency, its_unit = parts
-    declared = _currency(unit)
+    declared = currency_sign(unit)
     if currency and unit and currency != declared:
         return None
     if declared in ("$", "€", "R$") and not currency and its_unit.casefold() in ("cent", "cents", "¢"):
         return value / 100, True
-    if not its_unit or same_unit(its_unit, unit) or (declared and _currency(its_unit) == declared):
+    if not its_unit or same_unit(its_unit, unit) or (declared and currency_sign(its_unit) == declared):
         return value, False
     converted = _converted(value, its_unit, unit)
     return None if converted is None else (converted, True)
@@ -240,7 +240,10 @@ def amount(text: str) -> tuple[Fraction, str, str] | None:
     digits = re.sub(r"[^\d.]", "", match["number"]).rstrip(".")
     exponent = match["exponent"] or match["power"] or MULTIPLES.get(match["multiple"], 0)
     value = Fraction(f"{match['sign'] or match['inner'] or ''}{digits}e{exponent}")
-    currency, unit = _currency((match["currency"] or "").strip()), _translated(unit_name(match["unit"] or ""))
+    currency, unit = (
+        currency_sign((match["currency"] or "").strip()),
+        _translated(unit_name(match["unit"] or "")),
+    )
     if times := _TIMES.get(_ending_less(unit)):
         value, unit = value * times, ""
     return (value, currency, unit) if abs(value) <= _LARGEST else None
@@ -339,7 +342,7 @@ def asked_unit(question: str) -> str:
     for match in [convert] if convert else _ASKED_UNIT.finditer(question):
         power = {"square": "^2", "cubic": "^3"}.get((match["power"] or "").lower(), "")
         unit = unit_name(match["unit"].strip("$ .?") or "$") + power
-        if sign := _currency(unit):
+        if sign := currency_sign(unit):
             return unit if sign == "£" and is_unit(unit) else sign  # a pound is a weight too
         if (len(unit) > 1 or unit in "mgshlLNJWVAKC") and unit not in _NO_UNIT and is_unit(unit):
             return unit
@@ -347,11 +350,11 @@ def asked_unit(question: str) -> str:
         return _translated(abroad[1])
     # a dollar that opens mathematics stands before no number, or one closes it
     money = re.sub(r"(?<!\\)\$[^$\n]*?(?<!\s)\$(?!\d)", " ", question)
-    signs = {_currency(name.strip().removeprefix("US ")) for name in _MONEY.findall(money)}
+    signs = {currency_sign(name.strip().removeprefix("US ")) for name in _MONEY.findall(money)}
     return signs.pop() if len(signs) == 1 else ""
 
 
-def _currency(unit: str) -> str:
+def currency_sign(unit: str) -> str:
     """The sign of the currency a unit names, or ""."""
     return next((sign for sign, names in _CURRENCIES.items() if unit == sign or unit.casefold() in names), "")
 
@@ -365,6 +368,11 @@ def _converted(value: Fraction, unit: str, target: str) -> Fraction | None:
         return Fraction(float(_registry().Quantity(float(value), source).to(wanted).magnitude))
     except Exception:  # of different dimensions, or out of range
         return None
+
+
+def converts(unit: str, other: str) -> bool:
+    """Whether both are units of one dimension."""
+    return is_unit(unit) and _converted(Fraction(1), unit, other) is not None
 
 
 @lru_cache(maxsize=4096)
@@ -423,7 +431,10 @@ def numeric(
             given = _read(answer, asked) if any(read and not read[1] for read in said) else None
     elif not unit and question and (parts := amount(answer)) and any(parts[1:]):
         asked = asked_unit(question)
-        sign, said = _currency(asked), {parts[1], _currency(parts[2]) or parts[2]} - {""}  # $5, 5 dollars
+        sign, said = (
+            currency_sign(asked),
+            {parts[1], currency_sign(parts[2]) or parts[2]} - {""},
+        )  # $5, 5 dollars
         fits = asked and ((sign and said == {sign}) or (not parts[1] and same_unit(parts[2], asked)))
         if fits or (asked and parts[1]):
             unit, given = asked, (parts[0], False) if fits else None
@@ -463,5 +474,5 @@ def _gold_unit(gold: str) -> str:
         return ""
     _, currency, unit = parts
     is_part = unit.casefold() in ("quarter", "quarters")
-    known = unit == "%" or _currency(unit) or (is_unit(unit) and not is_part)
+    known = unit == "%" or currency_sign(unit) or (is_unit(unit) and not is_part)
     return currency or (unit if known or _COUNTED.fullmatch(unit) else "")

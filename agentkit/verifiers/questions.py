@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from agentkit.verifiers.masks import MARKUP, STYLE
@@ -39,6 +40,11 @@ _WHERE = re.compile(
     r"\b(in|at|on|to|from|by|after|before|for|with) (?:what|which|whom|how many)\b", re.IGNORECASE
 )
 _PRESENT = re.compile(r"\b(?:is|are|does|do|has|have|will|ist|sind|est|es|son)\b", re.IGNORECASE)
+_PAST = re.compile(r"\b(?:did|was|were|had|would)\b", re.IGNORECASE)
+_DATES = frozenset(
+    "monday tuesday wednesday thursday friday saturday sunday january february march april may june july august"
+    " september october november december".split()
+)
 PRONOUN = re.compile(r"\b(?:he|she|it|they|you|we|i|each|il|elle|ils|er|sie|es)\b", re.IGNORECASE)
 _POSSESSIVE = re.compile(r"\b(?:his|her|its|their|your|my|our)\b", re.IGNORECASE)
 _LETTER = re.compile(r"[^\W\d_]\Z")
@@ -69,6 +75,7 @@ class Asked:
     needed: frozenset[str]  # of these what a statement must have one of
     counted: frozenset[str]  # what the question counts
     subject: frozenset[str]  # what the question is about
+    names: tuple[str, ...]  # those of the question, in order
     has_pronoun: bool
     is_whose: bool
     compares: str  # "more" in "how many more"
@@ -80,6 +87,8 @@ class Asked:
     beside: frozenset[tuple[str, str, str]]  # its numbers, with the last word in front and the next behind
     sought: frozenset[str]  # what is asked for by name: "Find the inverse", "What percentage"
     agent: str  # the verb that the asked thing is the subject of: "Who wrote"
+    asking: tuple[str, ...]  # the words of the sentence that asks
+    is_how: bool  # how many, how long
 
 
 @lru_cache(maxsize=256)
@@ -90,6 +99,7 @@ def asked(question: str) -> Asked:
     order, content, counted = tuple(_lexemes(clause)), _content(clause), _counted(clause)
     if re.match(r"how much (?:is|are)\b(?! left)", clause, re.IGNORECASE):
         content, words = [*content, "cost"], [*words, "cost"]
+    names = _names(whole)
     has_subject = bool(PRONOUN.search(clause))
     is_short = not has_subject and len(set(content) - counted) < 2  # How many stay?
     return Asked(
@@ -97,7 +107,8 @@ def asked(question: str) -> Asked:
         clause=frozenset((*content, *(_content(before) if is_short else ()), *SIGNS.intersection(order))),
         needed=frozenset(content) - counted - _described(clause),
         counted=counted.intersection(content),
-        subject=_subject(whole),
+        subject=frozenset((*_told_first(whole), *names[:1])),
+        names=names,
         has_pronoun=has_subject,
         is_whose=bool(_POSSESSIVE.search(clause)),
         compares=(_COMPARES.findall(clause.casefold()) or [""])[0],
@@ -105,10 +116,12 @@ def asked(question: str) -> Asked:
         order=order,
         numbers=frozenset((beside(order, place)[1], word) for place, word in _numbers(order)),
         is_when=bool(re.search(r"\b(?:when|year|date|how)\b", clause, re.IGNORECASE)),
-        is_present=bool(_PRESENT.search(clause)),
+        is_present=bool(_PRESENT.search(clause)) and not _PAST.search(clause),
         beside=frozenset((word, *beside(words, place)) for place, word in _numbers(words)),
         sought=frozenset(map(lexeme, _SOUGHT.findall(asking))),
         agent=_agent(clause),
+        asking=tuple(_lexemes(asking)),
+        is_how=bool(re.search(r"\b(?:how|number|total|calculate)\b", clause, re.IGNORECASE)),
     )
 
 
@@ -135,11 +148,16 @@ def _described(clause: str) -> set[str]:
     return {lexeme(word) for word in re.findall(rf"\b(?:{behind}) (?:(?:the|an?) )?(\w+)", clause)}
 
 
-def _subject(whole: str) -> frozenset[str]:
-    """What a question is about: its first word that says something, and its only name."""
-    names = {lexeme(word) for word in re.findall(r"\b[A-Z][a-z]+", whole)} - sections()["working"]
-    first = _content(next((part for part in _sentences(whole) if part.strip()), ""))[:1]
-    return frozenset((*first, *names) if len(names) == 1 else first)
+def _told_first(whole: str) -> list[str]:
+    """The first words of a question that say something."""
+    first = next((part for part in _sentences(whole) if part.strip()), "")
+    return list(takewhile(says, dropwhile(lambda form: not says(form), _lexemes(first))))[:2]
+
+
+def _names(whole: str) -> tuple[str, ...]:
+    forms = [lexeme(word) for word in re.findall(r"\b[A-Z][a-z]+", whole)]
+    no_names = sections()["working"] | _DATES
+    return tuple(form for form in forms if says(form) and not _WH.fullmatch(form) and form not in no_names)
 
 
 def _agent(clause: str) -> str:

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from agentkit.records import Score
+from agentkit.verifiers.echoes import echoed, echoes
 from agentkit.verifiers.frames import SAYS_ANSWER, classes, closes, expression, is_chat, leads_up, opens
 from agentkit.verifiers.masks import DOLLAR, IS_BOX, MARKUP, STYLE, Masked, masked, sentences
 from agentkit.verifiers.numbers import IN_WORDS, MULTIPLES, amount, asked_unit, in_digits, is_unit
 from agentkit.verifiers.questions import asked, lexeme, silent_words
-from agentkit.verifiers.statements import affirms, describes, statements, states_box
+from agentkit.verifiers.statements import affirms, describes, statements
 from agentkit.verifiers.words import JOINER, Token, asked_for, is_age, tokens_of
 
 _AMOUNT = re.compile(
@@ -140,7 +141,7 @@ def numbers(text: str, question: str = "", gold: str = "") -> Iterator[str]:
             and counted[2] in _PERCENT
             and (_ASKED_PERCENT.search(question) or _IN_PERCENT.search(question))
         )
-        is_aged = counted and _AGED.match(text) and is_age(counted[2], question)
+        is_aged = counted and (_AGED.match(text) or r"\boxed" in text) and is_age(counted[2], question)
         if counted and not has_unit and (percent or is_aged or asked_for(counted[2], question)):
             yield counted[1]
         words = number.split()
@@ -302,7 +303,7 @@ def _boxed(last: str, whole: Masked, question: str) -> list[str]:
         return []
     before, after = IS_BOX.split(last)
     is_framed = leads_up(before, whole.formulas, question) and closes(after, "")
-    return whole.boxes if is_framed or states_box(last, whole.formulas, question) else []
+    return whole.boxes if is_framed or echoes(before, after, whole.formulas, question) else []
 
 
 def _unboxed(last: str, whole: Masked, question: str) -> list[str]:
@@ -316,6 +317,7 @@ def _unboxed(last: str, whole: Masked, question: str) -> list[str]:
         + [polar] * bool(polar)
         + framed
         + list(dict.fromkeys(statements(last, whole.formulas, question)))
+        + list(filter(None, [_NAME not in last and echoed(last, whole.formulas, question)]))
     )
 
 

@@ -79,7 +79,7 @@ _JOIN = frozenset("to and or bis à y et und o ~ - – —".split())
 _AND = frozenset("and then &".split())
 _FIRST = re.compile(rf"\w|one|th(?:is|at|ese|ose)|{PRONOUN.pattern}", PRONOUN.flags)  # before a comma
 _SMALL = frozenset("in at on of for to with by the a an".split())
-_GENDERS = [
+GENDERS = [
     frozenset(words.split())
     for words in ("he him his himself he's he'll", "she her hers herself she's she'll")
 ]
@@ -120,23 +120,6 @@ def statements(sentence: str, formulas: list[str], question: str) -> Iterator[st
         if not second and _is_statement(tokens, first, last, said, is_part=part != text):
             yield from _readings(part, tokens, first, last)
         return
-
-
-def states_box(sentence: str, formulas: list[str], question: str) -> bool:
-    """Whether a sentence ends in its one box and states it: "so the line is \ue000"; no denial in front."""
-    value, said = chr(FORMULA + len(formulas)), asked(question)
-    text = MARKUP.sub("", STYLE.sub(" ", IS_BOX.sub(value, sentence))).rstrip(" .:!\n")
-    before, _, after = text.partition(value)
-    ends = [end.end() for end in re.finditer(r"[,;:](?=\s)|\b(?:so|which|thus|hence|therefore)\b", before)]
-    front = before[: ends[-1]] if ends else ""
-    counts = all(lexeme(word) in said.counted for word in after.split())
-    if _OPEN.search(before) or not explains(front, said) or not counts:
-        return False
-    clause = before[len(front) :].strip() + " " + value
-    if front.endswith("which") and any(map(says, (lexeme(word) for word in WORD.findall(clause)))):
-        return False  # which leaves her brother 5
-    stated = next(statements(clause + after, [*formulas, "\ufffd"], question), "")
-    return stated.startswith(value)
 
 
 def _is_name(text: str, token: Token) -> bool:
@@ -259,10 +242,8 @@ def _is_known(tokens: list[Token], position: int, said: Asked, formulas: list[st
     word, before, after = tokens[position][0], _word(tokens, position - 1), _word(tokens, position + 1)
     if word in COMMAS or word in POINTS or word == said.preposition:
         return True
-    if any(word in own for own in _GENDERS):  # "she" where the question asks for "him" is somebody else
-        asked_of = [own for own in _GENDERS if own & {*said.order}]
-        asked_of = asked_of or [own for own in _GENDERS if own & {*said.words}]
-        return not asked_of or any(word in own for own in asked_of)
+    if any(word in own for own in GENDERS):
+        return is_asked_of(word, said)
     if word[:1].isdigit():
         words = [lexeme(token) for token, _, _ in tokens]
         left, right = beside(words, position)
@@ -271,7 +252,7 @@ def _is_known(tokens: list[Token], position: int, said: Asked, formulas: list[st
         near = any(
             word == given and (left == lead != "" or right == tail != "") for given, lead, tail in said.beside
         )
-        return near or _is_given(word, before, after, said.words)
+        return near or is_given(word, before, after, said.words)
     if word in sections()["answer"]:
         return before in sections()["closed"] or not position
     if word in _EACH:
@@ -283,7 +264,7 @@ def _is_known(tokens: list[Token], position: int, said: Asked, formulas: list[st
     if word in _TENSE:
         return not said.is_present
     if word in _MONEY and after[:1].isdigit():
-        return _is_given(after, word, _word(tokens, position + 2), said.words)
+        return is_given(after, word, _word(tokens, position + 2), said.words)
     pairs = set(zip(said.words, said.words[1:], strict=False))
     if word in OPERATORS:
         sign = OPERATORS[word]
@@ -303,11 +284,18 @@ def _is_known(tokens: list[Token], position: int, said: Asked, formulas: list[st
     return word in silent_words() or lexeme(word) in said.words
 
 
+def is_asked_of(word: str, said: Asked) -> bool:
+    """Whether a pronoun may be whom the question asks for: "she" for "him" is somebody else."""
+    asked_of = [own for own in GENDERS if own & {*said.order}]
+    asked_of = asked_of or [own for own in GENDERS if own & {*said.words}]
+    return not asked_of or any(word in own for own in asked_of)
+
+
 def _word(tokens: list[Token], position: int) -> str:
     return tokens[position][0] if 0 <= position < len(tokens) else ""
 
 
-def _is_given(word: str, before: str, after: str, words: tuple[str, ...]) -> bool:
+def is_given(word: str, before: str, after: str, words: tuple[str, ...]) -> bool:
     """Whether a number is the question's, beside the same word as there."""
 
     def alike(form: str, given: str) -> bool:

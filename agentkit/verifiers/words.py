@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 
-from agentkit.verifiers.numbers import asked_unit, is_unit, same_unit
+from agentkit.verifiers.numbers import asked_unit, converts, is_unit, same_unit
 
 SIGNS, COMMAS, DASHES = frozenset(".()[]\"'“”‘’#!*…。（）「」｡।"), frozenset(",;，、；"), frozenset("-–—")
 WORD = re.compile(r"[^\W\d_]+")
@@ -104,9 +104,34 @@ def asked_for(words: str, question: str) -> bool:
         compound = _COMPOUND.search(question) or any(" per " in f" {phrase} " for phrase in measured)
         if compound and "per" not in given:
             return False
+    if is_measured(words.strip(), question):
+        return True
     if asked := [set(_words(phrase)) for phrase in (*counted, *measured)]:
         return any(set(given) <= phrase for phrase in asked)
     return "per" not in given and all(in_question(word, "", question) for word in given)
+
+
+_QUANTITY = {  # what a question asks for without its unit, by a unit of its dimension
+    "s": r"how (?:much )?long(?:er)?\b.*\b(?:take|takes|took|last\w*|until|before)\b|\bhow much (?:\w+ )?time\b|\bthe (?:\w+ )?time\b",
+    "m": r"how (?:much )?(?:tall|high|far|deep|wide)(?:er)?\b|\bthe (?:\w+ )?(?:distance|height|width|depth)\b",
+    "kg": r"how (?:much )?heav(?:y|ier)\b|how much .*\bweighs?\b|\bthe (?:\w+ )?(?:weight|mass)\b",
+}
+_GIVEN = re.compile(r"\d\s?-?(?:(?:square|cubic)\s)?([^\W\d_]+(?:/[^\W\d_]+)?)")
+
+
+def is_measured(unit: str, question: str) -> bool:
+    """Whether a unit is that of the quantity a question asks for, and the only one of its kind there."""
+    asking = re.split(r"[.!?]\s+(?=\S)", question.strip())[-1].casefold()
+    of = next((base for base, asks in _QUANTITY.items() if re.search(asks, asking)), "")
+    given = {part for words in _GIVEN.findall(question) for part in words.split("/")}
+    alike = {part for part in given if converts(part, unit)}
+    others = {part for part in given - alike if is_unit(part)}
+    is_of = (
+        converts(unit, of)
+        if of
+        else re.match(r".*\bhow much (?!more\b|less\b|does\b|do\b|did\b|is\b)\w+", asking) and not others
+    )
+    return bool(is_of and alike) and all(same_unit(part, unit) for part in alike)
 
 
 def is_age(words: str, question: str) -> bool:
