@@ -108,7 +108,7 @@ def _compares_alike(front: list[str], back: list[str], said: Asked) -> bool:
 
 
 def echoed(sentence: str, formulas: list[str], question: str) -> str:
-    """The one run of words of a sentence that its question does not hold, where the rest repeats that; or ""."""
+    """The one run of words in a sentence that is not its question's, where the rest repeats that; or ""."""
     text = MARKUP.sub("", STYLE.sub(" ", sentence)).strip(" .!\n")
     offers = re.search(r"\bor\b", question)  # of which a sentence may name another
     if not question or offers or len(text) > 600 or re.search(r"[\n:=(`~]", text):
@@ -139,7 +139,7 @@ def echoed(sentence: str, formulas: list[str], question: str) -> str:
 
 
 def _has_role(before: list[str], after: list[str], said: Asked) -> bool:
-    """Whether an answer stands where what is asked for does: in front of its verb, or behind "by"; behind "in"."""
+    """Whether an answer stands where the asked thing does: in front of its verb, or behind "by" or "in"."""
     if said.preposition and said.preposition in after and said.preposition not in before:
         return False
     follows, leads = (said.agent in map(lexeme, words) for words in (after, before))
@@ -167,7 +167,7 @@ def _concluded(before: str, said: Asked, *, marked: bool) -> str:
 
 
 def _may_precede(front: list[str], said: Asked) -> bool:
-    """Whether what stands right in front of a box may: "for" where the question asks how long, no "through"."""
+    """Whether what stands right in front of a box may: "for" where it is asked how long, no "through"."""
     last = front[-1:] and front[-1]
     if not last or last not in _PREPOSITIONS or last == said.preposition:
         return True
@@ -181,9 +181,8 @@ def _is_echo(words: list[str], place: int, box: int, said: Asked, formulas: list
     if word[:1].isdigit():
         return word in said.words and abs(place - box) > 1
     if IS_MASK.match(word):
-        return not IS_BOX.match(word) and compact(formulas[ord(word) - FORMULA]).strip("$") in compact(
-            question
-        )
+        formula = "" if IS_BOX.match(word) else compact(formulas[ord(word) - FORMULA]).strip("$")
+        return bool(formula) and formula in compact(question)
     form = lexeme(word)
     if word in _DENIALS:
         follows = words[place + 1] and rf"\b{re.escape(word)} {re.escape(words[place + 1])}\b"
@@ -200,7 +199,7 @@ def _is_echo(words: list[str], place: int, box: int, said: Asked, formulas: list
 
 
 def _is_beside(words: list[str], place: int, said: Asked) -> bool:
-    """Whether a word that may change a number has the next, or the last, word that says something as there."""
+    """Whether a word that may change a number has the next, or the last, telling word as there."""
     form, asking = lexeme(words[place]), [word for word in said.asking if _tells(word)]
     pairs = set(pairwise(asking))
     last = [lexeme(word) for word in words[:place] if _tells(word)][-1:]

@@ -12,6 +12,7 @@ from functools import lru_cache
 from itertools import islice
 
 from agentkit.records import Score
+from agentkit.verifiers.echoes import echoes
 from agentkit.verifiers.extraction import MAX_ANSWER
 from agentkit.verifiers.masks import (
     FORMULA,
@@ -27,7 +28,6 @@ from agentkit.verifiers.masks import (
     sentences,
 )
 from agentkit.verifiers.numbers import MULTIPLES, currency_sign, is_unit, unit_name
-from agentkit.verifiers.echoes import echoes
 from agentkit.verifiers.statements import asked, statements, without_asides
 from agentkit.verifiers.words import COMMAS, DASHES, WORD, Token, in_question, is_counted, sections, tokens_of
 

@@ -42,8 +42,8 @@ _WHERE = re.compile(
 _PRESENT = re.compile(r"\b(?:is|are|does|do|has|have|will|ist|sind|est|es|son)\b", re.IGNORECASE)
 _PAST = re.compile(r"\b(?:did|was|were|had|would)\b", re.IGNORECASE)
 _DATES = frozenset(
-    "monday tuesday wednesday thursday friday saturday sunday january february march april may june july august"
-    " september october november december".split()
+    "monday tuesday wednesday thursday friday saturday sunday january february march april may june july"
+    " august september october november december".split()
 )
 PRONOUN = re.compile(r"\b(?:he|she|it|they|you|we|i|each|il|elle|ils|er|sie|es)\b", re.IGNORECASE)
 _POSSESSIVE = re.compile(r"\b(?:his|her|its|their|your|my|our)\b", re.IGNORECASE)

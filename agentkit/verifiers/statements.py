@@ -24,7 +24,7 @@ from agentkit.verifiers.questions import (
     says,
     silent_words,
 )
-from agentkit.verifiers.words import COMMAS, DASHES, RATES, UNSPACED, WORD, Token, sections, tokens_of
+from agentkit.verifiers.words import COMMAS, DASHES, RATES, UNSPACED, Token, sections, tokens_of
 from agentkit.verifiers.words import SIGNS as POINTS
 
 _CONCLUDES = re.compile(

@@ -37,6 +37,15 @@ _ENDINGS = (  # the end of an English word, and what stands there in its other f
     ("([^aeiou][aeiou])([bdglmnprt])", r"\1\2\2ed"), ("([^aeiou][aeiou])([bdglmnprt])", r"\1\2\2ing"),
 )  # fmt: skip
 
+_QUANTITY = {  # what a question asks for without its unit, by a unit of its dimension
+    "s": r"how (?:much )?long(?:er)?\b.*\b(?:takes?|took|last\w*|until|before)\b"
+    r"|\bhow much (?:\w+ )?time\b|\bthe (?:\w+ )?time\b",
+    "m": r"how (?:much )?(?:tall|high|far|deep|wide)(?:er)?\b"
+    r"|\bthe (?:\w+ )?(?:distance|height|width|depth)\b",
+    "kg": r"how (?:much )?heav(?:y|ier)\b|how much .*\bweighs?\b|\bthe (?:\w+ )?(?:weight|mass)\b",
+}
+_GIVEN = re.compile(r"\d\s?-?(?:(?:square|cubic)\s)?([^\W\d_]+(?:/[^\W\d_]+)?)")
+
 Token = tuple[str, int, int]  # a word, number, mask or sign of a text, in lower case, and where it stands
 
 
@@ -111,14 +120,6 @@ def asked_for(words: str, question: str) -> bool:
     return "per" not in given and all(in_question(word, "", question) for word in given)
 
 
-_QUANTITY = {  # what a question asks for without its unit, by a unit of its dimension
-    "s": r"how (?:much )?long(?:er)?\b.*\b(?:take|takes|took|last\w*|until|before)\b|\bhow much (?:\w+ )?time\b|\bthe (?:\w+ )?time\b",
-    "m": r"how (?:much )?(?:tall|high|far|deep|wide)(?:er)?\b|\bthe (?:\w+ )?(?:distance|height|width|depth)\b",
-    "kg": r"how (?:much )?heav(?:y|ier)\b|how much .*\bweighs?\b|\bthe (?:\w+ )?(?:weight|mass)\b",
-}
-_GIVEN = re.compile(r"\d\s?-?(?:(?:square|cubic)\s)?([^\W\d_]+(?:/[^\W\d_]+)?)")
-
-
 def is_measured(unit: str, question: str) -> bool:
     """Whether a unit is that of the quantity a question asks for, and the only one of its kind there."""
     asking = re.split(r"[.!?]\s+(?=\S)", question.strip())[-1].casefold()
@@ -126,12 +127,9 @@ def is_measured(unit: str, question: str) -> bool:
     given = {part for words in _GIVEN.findall(question) for part in words.split("/")}
     alike = {part for part in given if converts(part, unit)}
     others = {part for part in given - alike if is_unit(part)}
-    is_of = (
-        converts(unit, of)
-        if of
-        else re.match(r".*\bhow much (?!more\b|less\b|does\b|do\b|did\b|is\b)\w+", asking) and not others
-    )
-    return bool(is_of and alike) and all(same_unit(part, unit) for part in alike)
+    is_amount = not others and re.search(r"\bhow much (?!(?:more|less|does|do|did|is)\b)\w", asking)
+    fits = converts(unit, of) if of else is_amount
+    return bool(fits and alike) and all(same_unit(part, unit) for part in alike)
 
 
 def is_age(words: str, question: str) -> bool:
