@@ -10,6 +10,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from functools import lru_cache
 from numbers import Real
 from typing import Any
@@ -45,6 +46,7 @@ _READINGS = {  # want the answer alone: where it stands in a sentence
     "numeric": (digits_occur, numbers),
 }
 _IN_WORDS = frozenset((*_READINGS, "symbolic"))
+_UNFILLED = {"task", "environment", "env", "state"}  # what people expect to be given, and nobody gives
 _SHORT = SHIPPED - {"code", "symbolic", "judge"}  # neither a program, reasoning that ends in a box, nor prose
 
 
@@ -56,12 +58,18 @@ def register(kinds: Mapping[str, Verifier]) -> None:
             [0, 1]. A function without the parameter ``trajectory`` is given none.
 
     Raises:
-        ValueError: a shipped kind's name, or something that cannot be called like this.
+        ValueError: a shipped kind's name, something that cannot be called like this, or a parameter such as
+            ``task`` that nobody fills.
     """
     for kind, verifier in kinds.items():
         if kind in SHIPPED:
             raise ValueError(f"the verifier {kind!r} ships with agentkit: give yours another name")
         check_takes(f"the verifier {kind!r}", verifier, "answer", "gold")
+        if unfilled := _UNFILLED & _looks_at(verifier):
+            raise ValueError(
+                f"the verifier {kind!r} has a parameter {min(unfilled)!r}, which nobody fills: put what it "
+                "needs into the task's verifier options; what was called stands in trajectory"
+            )
         codes = (getattr(own, "__code__", None) for own in (KINDS.get(kind), verifier))
         before, now = (getattr(code, "co_filename", "") for code in codes)
         if before != now and os.path.isfile(before):
@@ -193,6 +201,8 @@ def verify(task: Task, answer: str | Trajectory | None) -> Score:
             return Score(0.0, f"did not use {', '.join(sorted(unused))}, which the task requires")
     options = dict(task.verifier)
     kind = options.pop("kind", None)
+    if kind not in SHIPPED:  # one of yours may change what it is given, which is the suite's
+        options = deepcopy(options)
     options.setdefault("question", task.prompt)
     if wrong := {"answer", "gold", "trajectory"} & options.keys():
         raise ValueError(f"no option of a verifier may be called {min(wrong)!r}, which it is given anyway")

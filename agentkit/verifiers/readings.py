@@ -246,7 +246,8 @@ def digits_occur(text: str, gold: str, *, unit: str = "", **options: Any) -> boo
 def words_occur(text: str, gold: str, *, aliases: Iterable[str] = (), **options: Any) -> bool:
     """Whether all words of a gold answer or an alias can occur in a text, capitals for a name included."""
     golds = [gold, *([aliases] if isinstance(aliases, str) else aliases)]
-    if not text.isascii() or not all(map(str.isascii, golds)) or _CAPITALS.search(text):
+    in_words = IN_WORDS.search(text) and any(text.isdecimal() for text in golds)
+    if in_words or not text.isascii() or not all(map(str.isascii, golds)) or _CAPITALS.search(text):
         return True
     text = text.replace("Mt.", "Mount").replace("St.", "Saint").casefold()
     return any(

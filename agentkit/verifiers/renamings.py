@@ -7,9 +7,10 @@ podium. Leaves out equal words (text), and what else a person would take for the
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from agentkit.verifiers.numbers import same_unit
+from agentkit.verifiers.numbers import in_digits, same_unit
 
 Equal = Callable[[str, str], bool]
+_COUNTS = re.compile(r"\bhow many\b", re.IGNORECASE)
 _WH = re.compile(r"\b(?:who|whom|whose|which|what|where|when|how|why)\b", re.IGNORECASE)
 _WHO = re.compile(r"\bwho(?:m|se)?\b", re.IGNORECASE)
 _TITLE = re.compile(r"(?:sir|dame|dr|prof|professor|herr|monsieur)\b\.?\s+", re.IGNORECASE)
@@ -79,13 +80,15 @@ _CENTURY = re.compile(rf"\b({'|'.join(_ORDINALS)})[ -]century\b", re.IGNORECASE)
 
 def same_thing(answer: str, golds: Iterable[str], question: str, equal: Equal) -> bool:
     """Whether an answer is one of the gold answers, written in another way; ``equal`` compares words."""
+    golds = list(golds)
+    if _COUNTS.search(question) and any(_same_count(answer, gold) for gold in golds):
+        return True
     if (
         len(answer) > 200
         or not question
         or (answer.isalpha() and not (answer.isupper() or _ASKED_COUNTRY.search(question)))
     ):
         return False
-    golds = list(golds)
     outer, _, inner = answer.strip(" .").removesuffix(")").partition("(")  # Myanmar (Burma), both right
     if answer.strip(" .").endswith(")") and all(any(equal(t, g) for g in golds) for t in (outer, inner)):
         return True
@@ -99,6 +102,12 @@ def same_thing(answer: str, golds: Iterable[str], question: str, equal: Equal) -
         or (_is_unordered(gold, question) and _same_items(answer, gold, equal))
         for gold in golds
     )
+
+
+def _same_count(answer: str, gold: str) -> bool:
+    """Whether both are one whole number, in words or in digits."""
+    given, wanted = (in_digits(text.strip(" .").casefold()) for text in (answer, gold))
+    return given.isdecimal() and given == wanted
 
 
 # ---- an answer in another form; None or itself where it has none

@@ -44,6 +44,10 @@ _QUANTITY = {  # what a question asks for without its unit, by a unit of its dim
     r"|\bthe (?:\w+ )?(?:distance|height|width|depth)\b",
     "kg": r"how (?:much )?heav(?:y|ier)\b|how much .*\bweighs?\b|\bthe (?:\w+ )?(?:weight|mass)\b",
 }
+_AMOUNT_OF = re.compile(
+    r"\b(?:how much (?!(?:more|less|does|do|did|is)\b)"
+    r"|(?:find|calculate|compute|determine|what is) the (?:difference in the )?amount of )\w"
+)
 _GIVEN = re.compile(r"\d\s?-?(?:(?:square|cubic)\s)?([^\W\d_]+(?:/[^\W\d_]+)?)")
 
 Token = tuple[str, int, int]  # a word, number, mask or sign of a text, in lower case, and where it stands
@@ -127,7 +131,7 @@ def is_measured(unit: str, question: str) -> bool:
     given = {part for words in _GIVEN.findall(question) for part in words.split("/")}
     alike = {part for part in given if converts(part, unit)}
     others = {part for part in given - alike if is_unit(part)}
-    is_amount = not others and re.search(r"\bhow much (?!(?:more|less|does|do|did|is)\b)\w", asking)
+    is_amount = not others and _AMOUNT_OF.search(asking)
     fits = converts(unit, of) if of else is_amount
     return bool(fits and alike) and all(same_unit(part, unit) for part in alike)
 
