@@ -10,9 +10,18 @@ import re
 from itertools import pairwise
 
 from agentkit.verifiers.masks import FORMULA, IS_BOX, IS_MASK, MARKUP, STYLE, compact
+from agentkit.verifiers.questions import (
+    PREPOSITIONS,
+    Asked,
+    asked,
+    contraries,
+    lexeme,
+    phrases_of,
+    says,
+    silent_words,
+)
 from agentkit.verifiers.questions import SIGNS as SUMS
-from agentkit.verifiers.questions import Asked, asked, lexeme, phrases_of, says, silent_words
-from agentkit.verifiers.statements import GENDERS, explains, is_asked_of, is_given
+from agentkit.verifiers.statements import GENDERS, explains, has_role, is_asked_of, is_given
 from agentkit.verifiers.words import COMMAS, RATES, sections, tokens_of
 from agentkit.verifiers.words import SIGNS as POINTS
 
@@ -20,11 +29,26 @@ _OPEN = re.compile(
     r"\b(?:if|suppose|assum\w+|unless|were|would|wh?ether|say|says|said|claims?)\b", re.IGNORECASE
 )
 
-_PREPOSITIONS = frozenset(
-    "and in on at of for to with from by through between than over under into as about".split()
+_SUPPOSES = re.compile(
+    r"""
+      \A\W*(?:(?:So|Thus|Hence|Then|Therefore),?\s)?
+      (?i:is|are|does|do|did|can|could|will|would|was|were|had|have|has|should|may|might)
+      \s(?:it|that|this|there|he|she|they|the|an?|you|we|I)\b
+    | \b(?i:it\s(?:can|may|could|might)\sbe|what\sif|will\sbecome|(?:was|were|is|are)\sto
+      |(?:had|were)\sit|has\sit\sthat)\b
+    | [❌✗✘👎⁉؟] | ~~ | \\not(?![a-z]) | 0\$?(?:st|nd|rd|th)\b
+    """,
+    re.VERBOSE,
+)
+_CLAUSES = re.compile(r"[,;]\s*(?:so|thus|hence|therefore)\b")
+_ORDINAL = re.compile(r"\b(second|third|fourth|2nd|3rd|4th)[ -](\w+est|most \w+)\b", re.IGNORECASE)
+_KIN = re.compile(
+    r"\b(?:his|her|their|my) (brothers?|sisters?|wife|husband|friends?|neighbou?rs?|aunt|uncle|mother|father"
+    r"|mom|dad|sons?|daughters?|cousins?|boss|customers?|teacher|grand\w+)\b",
+    re.IGNORECASE,
 )
 _OF_AMOUNTS = frozenset("of for with by to at".split())
-_BEFORE_NOUNS = _PREPOSITIONS | frozenset(
+_BEFORE_NOUNS = PREPOSITIONS | frozenset(
     "the a an his her their its my your our and each every that this".split()
 )
 _DENIALS = frozenset(
@@ -78,6 +102,36 @@ def echoes(before: str, after: str, formulas: list[str], question: str, *, marke
     return _is_counted(back, said, marked=marked) and (marked or _compares_alike(front, back, said))
 
 
+def is_otherwise(sentence: str, question: str) -> bool:
+    """Whether a sentence asks or supposes, or is of another person, time or quantity than is asked about."""
+    if not question:
+        return False
+    sentence = IS_MASK.sub("0", _CLAUSES.split(sentence)[-1])
+    said, words = asked(question), _words(sentence)
+    ordinal = _ORDINAL.search(question)
+    drops = ordinal and ordinal[2] in sentence and ordinal[1].casefold() not in sentence.casefold()
+    if drops or _SUPPOSES.search(sentence) or ("one of the" in sentence and "one of" not in question):
+        return True
+    forms, asking = {*map(lexeme, words)}, {*said.asking}
+    persons = (word for word in words if any(word in own for own in GENDERS))
+    if not all(is_asked_of(word, said) for word in persons):
+        return True
+    is_one = asking & {"he", "she", *said.names} and asking.isdisjoint(("and", "they", "their", "them"))
+    if words[:1] == ["they"] and is_one:
+        return True
+    if re.search(r"\b(?:for each|each of) (?:them|us|you|one)\b", sentence) and "each" not in said.words:
+        return True
+    if said.compares and len(words) > 5 and said.compares not in forms:
+        return True
+    if "now" in forms and "from" not in forms and not asking.isdisjoint(("from", "ago")):
+        return True
+    if any(kin[1].casefold() not in said.asking for kin in _KIN.finditer(sentence)):
+        return True
+    return any(
+        forms & others - asking and asking & others and not forms & asking & others for others in contraries()
+    )
+
+
 def _is_about(words: list[str], place: int, box: int, said: Asked, *, is_outside: bool) -> bool:
     """Whether a word around a number leaves it what the question asks about."""
     word, form = words[place], lexeme(words[place])
@@ -89,7 +143,7 @@ def _is_about(words: list[str], place: int, box: int, said: Asked, *, is_outside
         return word in said.asking
     if word in COMMAS and place < box:
         return False
-    if place == box - 1 and word in _PREPOSITIONS - {"of"}:
+    if place == box - 1 and word in PREPOSITIONS - {"of"}:
         lasts = word == "for" and ("long" in said.asking or not said.counted.isdisjoint(_TIMES))
         return lasts or word in said.asking
     if word in ("each", "every"):
@@ -134,21 +188,13 @@ def echoed(sentence: str, formulas: list[str], question: str) -> str:
     answer = text[start:end].strip(" \"'“”‘’")
     is_word = re.search(r"[^\W\d_]{2}", answer) or (said.is_when and re.fullmatch(r"\d{4}", answer))
     before, after = text[:start], text[end:]
-    fits = is_run and is_word and _has_role(_words(before), _words(after), said)
+    fits = is_run and is_word and stands_for(before, after, question)
     return answer if fits and echoes(before, after, formulas, question) else ""
 
 
-def _has_role(before: list[str], after: list[str], said: Asked) -> bool:
-    """Whether an answer stands where the asked thing does: in front of its verb, or behind "by" or "in"."""
-    if said.preposition and said.preposition in after and said.preposition not in before:
-        return False
-    follows, leads = (said.agent in map(lexeme, words) for words in (after, before))
-    ends = [word for word in before if word not in ("the", "a", "an")][-1:]
-    if ends and ends[0] in ("is", "are", "was", "were") and "by" not in before:
-        return True  # the man who did that was ..
-    if not said.agent or said.order[-1] == said.agent or not (follows or leads):
-        return "by" not in before or "by" in said.words
-    return "by" not in after and follows != ("by" in before)
+def stands_for(before: str, after: str, question: str) -> bool:
+    """Whether words stand in a sentence where what the question asks for does."""
+    return has_role(_words(before), _words(after), asked(question))
 
 
 def _words(text: str) -> list[str]:
@@ -169,7 +215,7 @@ def _concluded(before: str, said: Asked, *, marked: bool) -> str:
 def _may_precede(front: list[str], said: Asked) -> bool:
     """Whether what stands right in front of a box may: "for" where it is asked how long, no "through"."""
     last = front[-1:] and front[-1]
-    if not last or last not in _PREPOSITIONS or last == said.preposition:
+    if not last or last not in PREPOSITIONS or last == said.preposition:
         return True
     return said.is_how and last in _OF_AMOUNTS and said.counted.isdisjoint(map(lexeme, front))
 

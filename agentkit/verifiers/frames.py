@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import islice
 
 from agentkit.records import Score
-from agentkit.verifiers.echoes import echoes
+from agentkit.verifiers.echoes import echoes, is_otherwise
 from agentkit.verifiers.extraction import MAX_ANSWER
 from agentkit.verifiers.masks import (
     FORMULA,
@@ -358,6 +358,8 @@ def expression(text: str, question: str = "", *, gold: bool = False) -> str | Sc
     if no_words and not whole.boxes and (gold or "matrix}" in text):
         return whole.shown(MARKUP.sub("", whole.text)).strip()  # a=2, b=-1
     *earlier, last = _without_remarks(whole, question) or [""]
+    if is_otherwise(last, question):
+        return Score(0.0, "what stands around the answer is of something else")
     answer = _read(
         last, whole.formulas, question, alone=not earlier or _is_bare(last, earlier, whole), last=True
     )

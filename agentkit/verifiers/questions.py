@@ -41,6 +41,12 @@ _WHERE = re.compile(
 )
 _PRESENT = re.compile(r"\b(?:is|are|does|do|has|have|will|ist|sind|est|es|son)\b", re.IGNORECASE)
 _PAST = re.compile(r"\b(?:did|was|were|had|would)\b", re.IGNORECASE)
+PREPOSITIONS = frozenset(
+    "and in on at of for to with from by through between than over under into as about before after".split()
+)
+_DOES = re.compile(
+    r"\b(?:[Ww]ho|(?:[Ww]hat|[Ww]hich) [a-z]+) ([a-z]{3,}) (?=(?:the|an?) |[A-Z\d\"'‘])"
+)  # Who wrote the
 _DATES = frozenset(
     "monday tuesday wednesday thursday friday saturday sunday january february march april may june july"
     " august september october november december".split()
@@ -88,6 +94,10 @@ class Asked:
     sought: frozenset[str]  # what is asked for by name: "Find the inverse", "What percentage"
     agent: str  # the verb that the asked thing is the subject of: "Who wrote"
     asking: tuple[str, ...]  # the words of the sentence that asks
+    doing: tuple[
+        str, frozenset[str]
+    ]  # the verb that the asked thing does, and to what: "Who wrote the Iliad"
+    done: tuple[str, str]  # who does what to the asked thing: "Who did Brutus kill"
     is_how: bool  # how many, how long
 
 
@@ -121,6 +131,8 @@ def asked(question: str) -> Asked:
         sought=frozenset(map(lexeme, _SOUGHT.findall(asking))),
         agent=_agent(clause),
         asking=tuple(_lexemes(asking)),
+        doing=_doing(clause),
+        done=_done(order),
         is_how=bool(re.search(r"\b(?:how|number|total|calculate)\b", clause, re.IGNORECASE)),
     )
 
@@ -137,7 +149,9 @@ def _clauses(whole: str) -> tuple[str, str, str]:
 
 
 def _sentences(whole: str) -> list[str]:
-    return re.split(r"[.;!?]+(?=\s|\Z)|[。？！；]|\n", whole)
+    return re.split(
+        r"(?<!\bMr)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\bMrs)(?<!\bvs)[.;!?]+(?=\s|\Z)|[。？！；]|\n", whole
+    )
 
 
 def _described(clause: str) -> set[str]:
@@ -158,6 +172,21 @@ def _names(whole: str) -> tuple[str, ...]:
     forms = [lexeme(word) for word in re.findall(r"\b[A-Z][a-z]+", whole)]
     no_names = sections()["working"] | _DATES
     return tuple(form for form in forms if says(form) and not _WH.fullmatch(form) and form not in no_names)
+
+
+def _doing(clause: str) -> tuple[str, frozenset[str]]:
+    match = _DOES.search(clause)
+    if not match or match[1] in silent_words():
+        return "", frozenset()
+    rest = takewhile(lambda form: form not in PREPOSITIONS, _lexemes(clause[match.end() :]))
+    return lexeme(match[1]), frozenset(form for form in rest if says(form) or form[:1].isdigit())
+
+
+def _done(order: tuple[str, ...]) -> tuple[str, str]:
+    *_, start = 0, *(place for place, form in enumerate(order, 1) if form in ("did", "does", "do"))
+    rest = takewhile(lambda form: form not in PREPOSITIONS, order[start:] if start else ())
+    *_, subject, verb = "", "", *(form for form in rest if form not in ("the", "a", "an"))
+    return subject, verb if subject else ""
 
 
 def _agent(clause: str) -> str:
@@ -199,6 +228,14 @@ def _families() -> dict[str, str]:
     text = Path(__file__).with_name("data").joinpath("frames.txt").read_text(encoding="utf-8")
     lines = text.partition("[same]")[2].partition("\n[")[0].splitlines()[1:]
     return {word: line.split()[0] for line in lines for word in line.split()}
+
+
+@lru_cache(maxsize=1)
+def contraries() -> list[frozenset[str]]:
+    """The lines of [contrary] in data/frames.txt."""
+    text = Path(__file__).with_name("data").joinpath("frames.txt").read_text(encoding="utf-8")
+    lines = text.partition("[contrary]")[2].partition("\n[")[0].splitlines()[1:]
+    return [frozenset(map(lexeme, line.split())) for line in lines if line]
 
 
 @lru_cache(maxsize=1)

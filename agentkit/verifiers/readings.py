@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from agentkit.records import Score
-from agentkit.verifiers.echoes import echoed, echoes
+from agentkit.verifiers.echoes import echoed, echoes, is_otherwise, stands_for
 from agentkit.verifiers.frames import SAYS_ANSWER, classes, closes, expression, is_chat, leads_up, opens
 from agentkit.verifiers.masks import DOLLAR, IS_BOX, MARKUP, STYLE, Masked, masked, sentences
-from agentkit.verifiers.numbers import IN_WORDS, MULTIPLES, amount, asked_unit, in_digits, is_unit
+from agentkit.verifiers.numbers import IN_WORDS, MULTIPLES, amount, asked_unit, in_digits, is_unit, same_unit
 from agentkit.verifiers.questions import asked, lexeme, silent_words
 from agentkit.verifiers.statements import affirms, describes, statements
 from agentkit.verifiers.words import JOINER, Token, asked_for, is_age, tokens_of
@@ -79,6 +79,7 @@ _ROUNDED = re.compile(
 )
 _AGED = re.compile(r"(?:(?:he|she|it|they) (?:is|was|were|are) )?\d", re.IGNORECASE)
 _WITH_UNIT = re.compile(r"(-?[\d.,]*\d)\s?([^\d\s=<>]\S{0,29})")
+_NEXT_WORD = re.compile(r"[\s$}\\)*]*([^\W\d_]+)")
 _FELL = re.compile(
     r"(?P<said>[^\d:;,]*?)\b(?:(?:decreased|fell|declined|dropped|shrank|went down) by"
     r"|an? (?:decrease|decline|drop|fall) of)\s+(?P<by>[$€£]?\d[\d.,]*+\s?(?:%|per ?cent)?)",
@@ -294,6 +295,8 @@ def _worded(text: str, question: str) -> list[str]:
     ):
         kept.pop()
     *earlier, last = kept or [""]
+    if is_otherwise(last, question):
+        return []
     words = _boxed(last, whole, question) if whole.boxes else _unboxed(last, whole, question)
     answers = [sentence for sentence in earlier if SAYS_ANSWER.search(sentence)]
     return [] if answers and not _same_answer(answers, words, whole, question) else words
@@ -303,6 +306,14 @@ def _boxed(last: str, whole: Masked, question: str) -> list[str]:
     if len(whole.boxes) > 1 or len(IS_BOX.findall(last)) != 1:
         return []
     before, after = IS_BOX.split(last)
+    if amount(plain(whole.boxes[0])) is None:
+        is_part = re.match(r"\W*[A-Z]", after) or not stands_for(before, after, question)
+        if question and is_part:
+            return []
+    elif unit := _NEXT_WORD.match(after):
+        sought = asked_unit(question)
+        if sought and is_unit(unit[1]) and not same_unit(unit[1], sought):
+            return []  # minutes, where hours are asked for
     is_framed = leads_up(before, whole.formulas, question) and closes(after, "")
     return whole.boxes if is_framed or echoes(before, after, whole.formulas, question) else []
 

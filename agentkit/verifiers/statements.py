@@ -83,6 +83,9 @@ GENDERS = [
     frozenset(words.split())
     for words in ("he him his himself he's he'll", "she her hers herself she's she'll")
 ]
+_TOWARDS = frozenset("to through".split())
+_BEFORE_NOUN = frozenset("the a an that who which".split())
+_ANAPHORS = frozenset("it this that them novel book film movie song play painting poem".split())
 _TENSE = frozenset("was were had war waren hatte était étaient era eran".split())
 
 
@@ -101,7 +104,12 @@ def _leads() -> frozenset[str]:
 def statements(sentence: str, formulas: list[str], question: str) -> Iterator[str]:
     """What a sentence states as the answer, alone and with words of the question that may belong to it."""
     text = MARKUP.sub("", STYLE.sub(" ", sentence)).rstrip(" .。!！\n")
-    if not question or IS_BOX.search(sentence) or re.search(r"[?？]\W*\Z", sentence) or len(text) > 600:
+    is_no_statement = (
+        IS_BOX.search(sentence)
+        or re.search(r"[?？]\W*\Z", sentence)
+        or (_POLAR.fullmatch(text) and not re.match(r"\w+,? (?:since|because)\b", text))
+    )
+    if not question or is_no_statement or len(text) > 600:
         return
     said, text = asked(question), _concluded(text)
     for part in dict.fromkeys((without_asides(text, said), text)):
@@ -116,8 +124,11 @@ def statements(sentence: str, formulas: list[str], question: str) -> Iterator[st
         while first and _is_name(part, tokens[first]) and _is_name(part, tokens[first - 1]):
             first -= 1
         last = _with_unit(part, tokens, first, last, said)
-        second = _is_second(part, tokens, first)
-        if not second and _is_statement(tokens, first, last, said, is_part=part != text):
+        words = [word for word, _, _ in tokens]
+        is_word = len(words[first]) > 1 and words[first].isalpha()
+        fits = not _is_second(part, tokens, first)
+        fits = fits and (not is_word or has_role(words[:first], words[last:], said))
+        if fits and _is_statement(tokens, first, last, said, is_part=part != text):
             yield from _readings(part, tokens, first, last)
         return
 
@@ -282,6 +293,42 @@ def _is_known(tokens: list[Token], position: int, said: Asked, formulas: list[st
     if word in _leads() and word not in sections()["function"] and word not in said.order:
         return all(token in _leads() for token, _, _ in tokens[:position])
     return word in silent_words() or lexeme(word) in said.words
+
+
+def has_role(before: list[str], after: list[str], said: Asked) -> bool:
+    """Whether an answer stands where the asked thing does: in front of its verb, or behind "by" or "in"."""
+    if said.preposition and said.preposition in after and said.preposition not in before:
+        return False
+    if {*before[-1:]} & _TOWARDS - {*said.words}:
+        return False
+    front, back = ([lexeme(word) for word in words] for words in (before, after))
+    (verb, objects), (subject, act) = said.doing, said.done
+    words = [*front, "", *back]
+    if subject and {subject, act} <= {*words}:
+        is_passive = "by" in words[words.index(act) : words.index(subject)]
+        if not is_passive and (words.index(act) < words.index(subject) or (not front and "by" not in words)):
+            return False
+    for doing in (verb, said.agent):
+        if doing in front and "by" not in front and before[max(front.index(doing) - 1, 0)] in _BEFORE_NOUN:
+            return True  # the author is, the man who wrote that is
+    named = objects | _ANAPHORS
+    if verb and objects and "by" not in words:
+        side = (
+            front[front.index(verb) :]
+            if verb in front
+            else back[back.index(verb) :]
+            if verb in back
+            else named
+        )
+        if named.isdisjoint(side):
+            return False
+    follows, leads = said.agent in back, said.agent in front
+    is_last = [word for word in before if word not in ("the", "a", "an")][-1:]
+    if is_last and is_last[0] in ("is", "are", "was", "were") and "by" not in before:
+        return True  # the man who did that was ..
+    if not said.agent or said.order[-1] == said.agent or not (follows or leads):
+        return "by" not in before or "by" in said.words
+    return "by" not in after and follows != ("by" in before)
 
 
 def is_asked_of(word: str, said: Asked) -> bool:

@@ -134,7 +134,7 @@ _NOTATION = tuple(  # how people type what the LaTeX reader takes in one form on
         (r"(?<![A-Za-z\\])exp" + _ARGUMENT, r"e^{\1}"),
         (r"(?<![A-Za-z\\])abs" + _ARGUMENT, r"|\1|"),
         (r"√\s*(?:\(([^()]*)\)|(\d+|[A-Za-z]))", r"\\sqrt{\1\2}"),
-        (r"(?<![A-Za-z\\])((?:arc)?(?:sin|cos|tan)|cot|sec|csc|ln|log)(?=[\s(\d])", r"\\\1 "),
+        (r"(?<![A-Za-z\\])((?:arc)?(?:sin|cos|tan)|cot|sec|csc|ln|log)(?=[\s(\d^²³])", r"\\\1 "),
         (r"(?<![A-Za-z\\])pi(?![A-Za-z])|π", r"\\pi "),
         (r"∞|(?<![A-Za-z\\])infinity\b", r"\\infty "),
         (r"\{([:,])\}", r"\1"),
@@ -184,7 +184,7 @@ def symbolic(
     if _TEXT.match(given.strip("$ ")) and re.search(r"\d", given):
         said = expression(" ".join(_plain(given.strip("$ ")).split()), question)
         given = said if isinstance(said, str) and len(said) < len(given) else given
-    wanted, given = _bare(wanted), _bare(given)
+    wanted, given = _both_signs(_bare(wanted)), _both_signs(_bare(given))
     given = _joined(given, wanted, question)
     if "matrix}" in wanted:
         given = _ROWS.sub(_matrix, given)
@@ -199,6 +199,14 @@ def symbolic(
         return Score(0.0, f"an expression of {len(given)} characters; {MAX_ANSWER} is the limit")
     tolerance = {"abs_tol": abs_tol, "rel_tol": rel_tol}
     return _at_sight(given, wanted, question) or _with_units(given, wanted, question, tolerance)
+
+
+def _both_signs(text: str) -> str:
+    """Both values of a fraction or root with one ± in it, which the LaTeX reader does not take."""
+    is_inside = (
+        text.count(r"\pm") == 1 and "\\mp" not in text and re.search(r"\{[^{}]*\\pm(?![A-Za-z])", text)
+    )
+    return f"{text.replace(chr(92) + 'pm', '+')}, {text.replace(chr(92) + 'pm', '-')}" if is_inside else text
 
 
 def _joined(given: str, wanted: str, question: str) -> str:

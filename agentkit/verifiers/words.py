@@ -23,7 +23,10 @@ _HOW_MANY = re.compile(  # what a question asks to count, up to five words of it
     r"|quantos|сколько)\s+((?:[^\W\d_]+[^\S\n]*){1,5})|(?:何|幾|几|多少)([^\W\d_]{1,6})",
     re.IGNORECASE,
 )
-_MEASURED_IN = re.compile(r"\bin\s+((?:[^\W\d_]+[^\S\n]*){1,5})", re.IGNORECASE)
+_MEASURED_IN = re.compile(
+    r"\bin\s+(?!(?:the|an?|his|her|its|their|each|every|this|that|one|two|three)\b)((?:[^\W\d_]+[^\S\n]*){1,5})",
+    re.IGNORECASE,
+)
 _HOW_OLD = re.compile(
     r"\A(?!.*\b(?:months|weeks|days)\b).*\bhow old (?:is|was|are|were|will)\b", re.I | re.DOTALL
 )
@@ -64,7 +67,15 @@ def sections() -> dict[str, frozenset[str]]:
         if name in ("working", "school"):
             words = frozenset(form for word in words for form in _forms(word))
         by_name[name] = words
-    statement = ("function", "loose", "same", "about", "greeting", "chat")  # with tokens of their own
+    statement = (
+        "function",
+        "loose",
+        "same",
+        "about",
+        "greeting",
+        "chat",
+        "contrary",
+    )  # with tokens of their own
     frames = (words for name, words in by_name.items() if name not in statement)
     subject = by_name["subject"] | by_name["school"]
     polite = by_name["greeting"] | by_name["chat"]
