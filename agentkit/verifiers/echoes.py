@@ -43,7 +43,8 @@ _SUPPOSES = re.compile(
 _CLAUSES = re.compile(r"[,;]\s*(?:so|thus|hence|therefore)\b")
 _ORDINAL = re.compile(r"\b(second|third|fourth|2nd|3rd|4th)[ -](\w+est|most \w+)\b", re.IGNORECASE)
 _KIN = re.compile(
-    r"\b(?:his|her|their|my) (brothers?|sisters?|wife|husband|friends?|neighbou?rs?|aunt|uncle|mother|father"
+    r"(?<!and )\b(?:his|her|their|my) (brothers?|sisters?|wife|husband|friends?|neighbou?rs?|aunt|uncle"
+    r"|mother|father"
     r"|mom|dad|sons?|daughters?|cousins?|boss|customers?|teacher|grand\w+)\b",
     re.IGNORECASE,
 )
@@ -125,7 +126,7 @@ def is_otherwise(sentence: str, question: str) -> bool:
         return True
     if "now" in forms and "from" not in forms and not asking.isdisjoint(("from", "ago")):
         return True
-    if any(kin[1].casefold() not in said.asking for kin in _KIN.finditer(sentence)):
+    if any(lexeme(kin[1]) not in said.asking for kin in _KIN.finditer(sentence)):
         return True
     return any(
         forms & others - asking and asking & others and not forms & asking & others for others in contraries()
