@@ -366,8 +366,8 @@ def preflight_command(
     _tell(f"{looked_at(values, len(tasks)) * values.group_size} rollouts of the starting policy ...")
     model, tokenizer = load_agent(values.model, cold_start, None, values.precision, values.chat)
     policy = make_policy(model, tokenizer, "sft", values)
-    test, progress = suite.split("test"), sys.stderr.isatty()
-    options = {"model": model, "test": test, "progress": progress, "run": folder}
+    options = {"model": model, "progress": sys.stderr.isatty(), "run": folder}
+    options |= {name: suite.split(name) for name in ("validation", "test")}
     report, _ = examine(lab, policy, tasks, **options)
     return _print(as_json, dataclasses.asdict(report), report.text(), 1 if report.causes else 0)
 
@@ -392,7 +392,7 @@ def cost_command(
     from agentkit.runs import cost
     from agentkit.training import memory
 
-    values, listed = _recipe(recipe, changes), cost.read_prices(prices)
+    values, listed = _recipe(recipe, changes), cost.read_prices(prices, recipe)
     rates, compared, tests, reckoned, says = listed.rates_of(values), [], 0, [], ""
     if run is not None:
         folder = load_run(run)
@@ -514,11 +514,13 @@ def rescore_command(
     reward: Annotated[str, arg(metavar="PRESET", help=f"one of {', '.join(REWARDS)}")],
     changes: Changes = (),
     out: OptionalFile = None,
+    verify: bool = False,
     as_json: Json = False,
 ) -> int:
     """A run's stored trajectories under another reward: ranks and dead groups.
 
     Args:
+        verify: judge the answers again too, by the lab file's verifiers as they are now
         out: by default rescored/PRESET.html in the run
     """
     from agentkit.lab import Lab
@@ -527,7 +529,11 @@ def rescore_command(
 
     folder = load_run(run)
     asked = Lab.of(folder).with_reward(**{"reward": reward} | _overrides(changes)).recipe
-    result = rescore(folder, Lab.open(asked).reward, asked.reward)
+    lab = Lab.open(asked)
+    trained_with = folder.manifest["stages"].get("03_grpo", {}).get("lab", lab.digest)
+    if trained_with != lab.digest and not verify:
+        _tell("verdicts are the stored ones, and the lab file has changed since: --verify judges again")
+    result = rescore(folder, lab.reward, asked.reward, verify=verify, tokens=lab.reads_tokens)
     out = located(out or folder.file("rescored", asked.reward)).with_suffix(".html")
     write_bytes(out, plots.rescoring(result).to_html(include_plotlyjs=True).encode())
     write_bytes(out.with_suffix(".csv"), result.groups.to_csv(index=False).encode())
@@ -583,20 +589,27 @@ def tasks_command(*, n: Count = 1200, seed: int = 0, as_json: Json = False) -> i
     return _print(as_json, rows, markdown(rows))
 
 
-def audit_command(suite: Annotated[Path, Positional, arg(metavar="SUITE")], *, as_json: Json = False) -> int:
+def audit_command(
+    suite: Annotated[Path, Positional, arg(metavar="SUITE")],
+    *,
+    lab: OptionalFile = None,
+    as_json: Json = False,
+) -> int:
     """Does every verifier tell right from wrong? Exit status 1 where not.
 
     Args:
         suite: a tasks.jsonl, or the run folder that holds one
+        lab: the lab file with its verifiers and families; by default the run's
     """
     from agentkit.lab import Lab
     from agentkit.tasks import Suite
 
     tasks = Suite.load(suite := located(suite)).tasks
     run = (suite if suite.is_dir() else suite.parent).resolve()
-    lab = Lab.of(load_run(run)) if (run / "run.json").exists() else Lab.open({})
-    tasks = Suite(tasks, lab.environments)
-    rows = tasks.audit()
+    is_run = not lab and (run / "run.json").exists()
+    opened = Lab.of(load_run(run)) if is_run else Lab.open({"lab": str(located(lab))} if lab else {})
+    tasks = Suite(tasks, opened.environments)
+    rows = tasks.audit() + opened.wrong_plans(tasks)
     status = 0 if all(row["passed"] for row in rows) else 1
     return _print(as_json, {"tasks": len(tasks), "rows": rows}, _audit_text(rows, len(tasks)), status)
 

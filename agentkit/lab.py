@@ -23,7 +23,7 @@ import pandas as pd
 from agentkit import verifiers
 from agentkit.evaluation import Comparison, Samples, compare, compare_by, html, tables
 from agentkit.records import DataError, Task, Trajectory
-from agentkit.rewards import Reward, check_reward, from_recipe, of_environments, score_all
+from agentkit.rewards import Reward, check_reward, from_recipe, judged_again, of_environments, score_all
 from agentkit.rollouts import Limits, prompt_lengths, rollout
 from agentkit.rollouts.policy import Policy
 from agentkit.runs import (
@@ -34,11 +34,12 @@ from agentkit.runs import (
     find_file,
     read_json,
     write_json,
+    write_scores,
     write_trajectories,
 )
 from agentkit.runs.labfile import blame, lab_digest, load_module
 from agentkit.runs.recipe import listed
-from agentkit.tasks import Suite, SuiteError, shipped_families
+from agentkit.tasks import PlanError, Suite, SuiteError, shipped_families, solve
 from agentkit.tasks.family import Family, Measure, with_content_id
 from agentkit.tasks.pass_rates import learnable, pass_rates, with_pass_rates
 from agentkit.tasks.public import gaia, hub, public_families
@@ -47,7 +48,7 @@ from agentkit.tasks.suite import family_names
 from agentkit.tools.cache import ToolCache, default_path, own_file
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.runtime import example, tool_schemas, tools_of
-from agentkit.trajectories import by_task
+from agentkit.trajectories import by_task, verifier_kind
 
 NAMES = ("families", "verifiers", "rewards")  # what a lab file may define, each a dictionary
 PASS_RATES = "pass_rates.json"  # of the training tasks, where they are filtered
@@ -147,6 +148,11 @@ class Lab:
         asked = of_environments({f: self.families[f].environment for f in sorted(self.own_families)})
         return from_recipe(self.recipe, {**self.own_rewards, **asked})
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether stored token ids are wanted: no reward and no measure that ships looks at them."""
+        return bool(self.own_rewards or self.own_families or self.own_verifiers)
+
     def suite(self) -> Suite:
         """The recipe's suite: built from its families, or read from its ``tasks``, a file or a public data
         set (``gsm8k``, or ``gsm8k:FILE`` for local rows of it), and split where they are not.
@@ -172,10 +178,18 @@ class Lab:
                 path = find_file(recipe.tasks)
             except RecipeError as error:
                 raise RecipeError(f"{error}; the data sets are {', '.join(hub.SOURCES)}") from None
-            return self.adopt(Suite.load(path))
+            return self._given(path)
         spec = {"families": recipe.families, "n_tasks": recipe.n_tasks, "seed": recipe.suite_seed}
         spec["new_templates"] = recipe.new_templates
         return Suite.build(spec, families={name: self.families[name] for name in self._asked()})
+
+    def _given(self, path: Path) -> Suite:
+        """The suite of a file, with a warning of keys that are for built ones."""
+        keys, names = Recipe.keys(), ("families", "n_tasks", "variety")
+        if unused := [name for name in names if getattr(self.recipe, name) != keys[name].default]:
+            said = f"tasks names a suite, so {' and '.join(unused)} of the recipe do nothing"
+            warnings.warn(said, stacklevel=3)
+        return self.adopt(Suite.load(path))
 
     def _asked(self) -> list[str]:
         return family_names(self.recipe.families, self.families)
@@ -219,6 +233,32 @@ class Lab:
                 "nearly the same or share their entities, which are kept together"
             )
         return Suite(tasks, self.environments)
+
+    def wrong_plans(self, suite: Suite) -> list[dict[str, Any]]:
+        """Rows as of an audit, one for each task whose plan does not lead to a right answer."""
+        rows = []
+        for task in suite:
+            if task.meta.get("plan") is None or task.family not in self.families:
+                continue
+            row = {"check": "plan", "verifier": verifier_kind(task), "passed": False, "task": task.id}
+            try:
+                solution = solve(task, example(self.families[task.family].environment))
+                score = verifiers.verify(task, solution)
+            except (PlanError, TypeError, ValueError) as error:  # of a verifier, what an audit says too
+                rows.append(row | {"answer": "", "value": None, "why": str(error)})
+                continue
+            if score.value != 1.0:
+                why = f"{task.prompt!r} has the answer {task.answer!r}; its plan gives {solution.answer!r}"
+                rows.append(row | {"answer": solution.answer, "value": score.value, "why": why})
+        return rows
+
+    def check_plans(self, suite: Suite) -> None:
+        """Raise SuiteError where plans of a given suite lead to no right answer; a built one was solved."""
+        if self.recipe.tasks and (wrong := self.wrong_plans(suite)):
+            raise SuiteError(
+                f"the plans of {len(wrong)} of {len(suite)} tasks do not lead to their answers "
+                f"({'; '.join(row['why'] for row in wrong[:3])}). Mend these meta['plan'], or leave them out"
+            )
 
     def check_apart(self, suite: Suite) -> None:
         """Whether training shares no entity combination with validation and test; of a given suite only a
@@ -339,7 +379,7 @@ class Lab:
         return self.score(tasks, _rollout(tasks, policy, "rollouts", **options))
 
     def score(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The trajectories with this lab's reward."""
+        """The trajectories with this lab's reward; their verdicts stay (rewards.judged_again)."""
         return score_all(tasks, trajectories, self.reward)
 
     def measure(
@@ -411,14 +451,37 @@ class Lab:
             write_json(run.file("gaia.json"), comparison.to_json() | {"scores": scores})
         return comparison
 
+    def judge_alike(self, run: Run, policies: Sequence[str], tasks: Sequence[Task]) -> None:
+        """Have one lab file judge all that is compared: what notebook 02 measured with another one is judged
+        again and stored so, and a warning says how many verdicts changed.
+        """
+        entry = run.manifest["stages"].get("02_baseline", {})
+        if entry.get("judged", entry.get("lab", "")) == self.digest:
+            return
+        changed = total = 0
+        for name in (f"{policy}{suffix}" for policy in policies for suffix in ("", "_greedy")):
+            held = run.trajectories(name)
+            again = judged_again(tasks, held)
+            other = sum(one.success != two.success for one, two in zip(held, again, strict=True))
+            changed, total = changed + other, total + len(held)
+            if other:
+                write_trajectories(run.file("eval", f"{name}.parquet"), again)
+        run.update(stages={"02_baseline": entry | {"judged": self.digest}})
+        warnings.warn(
+            f"02_baseline was executed with another lab file: the answers of {', '.join(policies)} were "
+            f"judged again by this one's verifiers, which changed {changed} of {total} verdicts in eval/; "
+            "baseline.json keeps what the other one said",
+            stacklevel=2,
+        )
+
     def rewarded(self, run: Run, name: str, tasks: Sequence[Task]) -> list[Trajectory]:
         """The measured trajectories of a policy with this lab's reward, which are stored in their place."""
-        held = run.trajectories(name)  # perhaps with components of another reward
+        held = run.trajectories(name, tokens=self.reads_tokens)  # perhaps with another reward's components
         own = [
             replace(t, components={n: v for n, v in t.components.items() if n in self.reward}) for t in held
         ]
         scored = self.score(tasks, own)
-        write_trajectories(run.file("eval", f"{name}.parquet"), scored)
+        write_scores(run.file("eval", f"{name}.parquet"), scored)
         return scored
 
     def compare_by_family(
@@ -500,9 +563,18 @@ class Lab:
             return "agentkit"
         return self.path.name if self.path else "this notebook"
 
-    def _repr_html_(self) -> str:
+    def _changed(self) -> dict[str, Any]:
         keys = Recipe.keys()
-        changed = {name: value for name, value in self.recipe.used().items() if value != keys[name].default}
+        return {name: value for name, value in self.recipe.used().items() if value != keys[name].default}
+
+    def __repr__(self) -> str:
+        changed, contents = self._changed(), self.contents()
+        held = "no parts of its own" if contents.empty else contents.to_string(max_colwidth=80)
+        keys = ", ".join(f"{name}: {value!r:.60}" for name, value in changed.items())
+        return f"The lab\n{held}\nkeys of the recipe that differ from their defaults: {keys or 'none'}"
+
+    def _repr_html_(self) -> str:
+        keys, changed = Recipe.keys(), self._changed()
         rows = [
             (name, value, keys[name].default, keys[name].metadata["help"]) for name, value in changed.items()
         ]

@@ -51,7 +51,9 @@ def test_json_is_all_that_is_printed(capsys):
     assert cli.main(["tasks", "--n", "60", "--json"]) == 0
     printed = capsys.readouterr()
     rows = json.loads(printed.out)
-    assert printed.err == "agentkit: building 120 tasks ...\n"
+    building, *progress = printed.err.splitlines()
+    assert building == "agentkit: building 120 tasks ..."
+    assert all("/" in line and "task" in line for line in progress if line.strip())  # on a busy machine
     assert [row["family"] for row in rows[::2]] == ["A", "B", "C"]
 
 
@@ -210,7 +212,7 @@ def test_output_that_no_disk_takes_is_one_sentence():
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "agentkit.cli", "tasks", "--n", "60"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-    building, told = done.stderr.splitlines()
+    building, *_, told = done.stderr.splitlines()
     assert building == "agentkit: building 120 tasks ..."
     assert done.returncode == 2 and "No space left" in told and "Make room" in told
 

@@ -357,6 +357,18 @@ def test_prices_may_name_no_provider_and_are_found_from_inside_the_project(tmp_p
     assert "GPU-hours, " in finding and "$" not in finding
 
 
+def test_prices_are_found_from_anywhere_beside_the_recipe_first(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    plan = PRICES.parent / "plan-3b.yaml"
+    assert main(["cost", str(plan)]) == 0 and "RunPod spot" in capsys.readouterr().out
+    assert read_prices() == read_prices(PRICES), "agentkit's own"
+    (tmp_path / "theirs").mkdir()
+    own = re.sub(r"(?ms)^providers:.*?(?=^\S)", "providers: {Here: 9.0}\n", PRICES.read_text())
+    (tmp_path / "theirs" / "prices.yaml").write_text(own)
+    assert read_prices(near=tmp_path / "theirs" / "mine.yaml").providers == {"Here": 9.0}
+    assert "RunPod spot" in read_prices(near=tmp_path / "mine.yaml").providers
+
+
 DOUBLED = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}\n" for i in range(1, 41))
 MERGED = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 41))
 

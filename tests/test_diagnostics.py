@@ -467,7 +467,9 @@ def test_going_on_reads_the_rollouts_of_no_step_again_that_was_looked_at(tmp_pat
     assert "mode_collapse" in {alarm.alarm for alarm in again.alarms} and again.alarms == whole.alarms
 
 
-def test_stored_alarms_are_the_same_with_measures_and_read_rollouts_only_where_there_are_none(tmp_path):
+def test_stored_alarms_are_the_same_with_measures_and_read_rollouts_only_where_there_are_none(
+    tmp_path, monkeypatch
+):
     run, steps = Run.create(tmp_path / "run"), simulate("mode_collapse", 3).steps
     whole = Watch(run.file("train", "alarms.jsonl"))
     for row, trajectories in steps:
@@ -483,7 +485,9 @@ def test_stored_alarms_are_the_same_with_measures_and_read_rollouts_only_where_t
     assert with_measures == whole.alarms != []
     rows = read_jsonl(file)
     file.unlink()  # as of an older run
-    assert stored_alarms(run) == with_measures
+    asked, read = [], Run.trajectories
+    monkeypatch.setattr(Run, "trajectories", lambda own, n, **how: asked.append(how) or read(own, n, **how))
+    assert stored_alarms(run) == with_measures and asked == [{"tokens": False}] * len(run.steps)
     write_jsonl(file, rows[5:])
     for row in rows[5:]:
         run.file("train", "trajectories", f"step_{row['step']:05d}.parquet").write_bytes(b"damaged since")

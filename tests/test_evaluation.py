@@ -238,6 +238,16 @@ def test_cluster_intervals_of_ratios():
     )  # copies of a sample are no evidence
 
 
+def test_text_without_tokens_has_no_length():
+    text = [replace(t, prompt_ids=(), completion_ids=()) for t in singles([1.0, 0.0, None])]
+    for got in (summarize(text), summarize(text, TASKS)["by_category"]["A"]):
+        assert got["tokens"] is got["tokens_per_solved"] is None and got["turns"] == 1
+    mixed = summarize([*singles([1.0, 0.0], tokens=9), *text[2:], replace(text[0], sample=1)])
+    assert (mixed["tokens"], mixed["tokens_per_solved"]) == (9, 18)  # of those that have some
+    unsampled = replace(text[0], prompt_ids=(1,))  # one that ended before its first token
+    assert summarize([unsampled])["tokens"] == 0
+
+
 def test_nothing_solved_and_no_calls_are_none_not_zero():
     got = summarize(singles([0.0, 0.0, 0.0]))
     assert got["turns_solved"] is got["tokens_per_solved"] is got["tool_failure_rate"] is None

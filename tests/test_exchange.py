@@ -84,6 +84,10 @@ def test_messages_come_back_equal(tmp_path):
     write_messages(tmp_path / "m.parquet", ALL, TASKS)
     read = from_messages(tmp_path / "m.parquet")
     assert read.trajectories == ALL and read.dropped == ()
+    write_messages(tmp_path / "m.jsonl", ALL, TASKS)
+    assert from_messages(tmp_path / "m.jsonl").trajectories == ALL
+    with pytest.raises(DataError, match=r"m\.csv is not written. Let its name end in \.parquet or \.jsonl"):
+        write_messages(tmp_path / "m.csv", ALL, TASKS)
     loaded = load_dataset(
         "parquet", data_files=str(tmp_path / "m.parquet"), split="train", cache_dir=str(tmp_path / "cache")
     )
@@ -139,7 +143,7 @@ def test_what_the_text_alone_keeps(tmp_path):
         assert after.success == before.success and len(after.turns) == 2
         kept = [(r.name, r.observation, r.ok) for r in after.turns[0].results]
         assert kept == [(r.name, r.observation, r.ok) for r in before.turns[0].results]
-    assert any("lengths in tokens read 0" in phrase for phrase in read.dropped)
+    assert any("no length in tokens" in phrase for phrase in read.dropped)
     scored = from_messages([row | {"success": None} for row in rows], tasks=TASKS)
     assert [t.success for t in scored.trajectories] == [1.0, 0.0] and scored.tasks == TASKS[:1]
 
@@ -181,8 +185,8 @@ def test_messages_of_others(tmp_path):
     assert (first.success, second.success, first.sample, second.sample) == (1.0, 0.0, 0, 1)
     assert first.task_id == second.task_id and first.answer == "5" and first.policy == "theirs"
     assert [(r.name, r.arguments, r.ok) for r in first.turns[0].results] == [
+        ("add", {"x": 2}, False),  # in the order of the calls: their ids tell whose a reply is
         ("look", {"q": "three"}, True),
-        ("add", {"x": 2}, False),
     ]
     assert {phrase.split(" (")[0] for phrase in read.dropped} >= {
         "system prompts",
@@ -194,6 +198,9 @@ def test_messages_of_others(tmp_path):
     } == {1.0}
     comparison = compare({"ours": [trajectory(policy="ours")], "theirs": by_prompt.trajectories}, TASKS)
     assert comparison.n_tasks == 1
+    ours, theirs = (comparison.policies[name] for name in ("ours", "theirs"))
+    assert ours["tokens"] == 6 and theirs["tokens"] is theirs["tokens_per_solved"] is None  # text has none
+    assert list(comparison.table().loc["Average tokens per task"]) == ["6", "–"]
 
 
 def test_rows_that_pandas_read_are_as_their_file(tmp_path):

@@ -43,6 +43,7 @@ class Server(ThreadingHTTPServer):
         self.asked: list[dict] = []
         self.bodies: list[dict] = []
         self.headers: list[str | None] = []
+        self.paths: list[str] = []
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -54,6 +55,7 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(sent)
         asked = json.loads(body["messages"][-1]["content"])
         self.server.asked.append(asked)
+        self.server.paths.append(self.path)
         self.server.bodies.append(body)
         self.server.headers.append(self.headers["Authorization"])
         reply = self.server.reply(asked)
@@ -162,6 +164,41 @@ def test_nobody_listening_and_no_address_are_unscored(ask, server, monkeypatch):
     assert ask("Paris", url="file:///etc/passwd").value is None
     monkeypatch.delenv("AGENTKIT_JUDGE_URL", raising=False)
     assert "AGENTKIT_JUDGE_URL" in ask("Paris", url="").why
+
+
+def test_an_address_needs_no_v1_and_an_error_names_it_without_its_password(ask, server):
+    host = f"127.0.0.1:{server.server_port}"
+    for path in ("", "/", "/v1/", "/own/path"):
+        assert ask(f"Lyon {path}", url=f"http://{host}{path}").value == 0
+    assert server.paths == ["/v1/chat/completions"] * 3 + ["/own/path/chat/completions"]
+    server.reply = lambda asked: 404
+    why = ask("Paris", url=f"http://me:secret@{host}").why
+    assert why == f"the judge at http://{host}/v1/chat/completions answered with status 404"
+
+
+RIGHT, WRONG = '{"verdict": "correct"}', '{"verdict": "incorrect"}'
+
+
+@pytest.mark.parametrize(
+    ("reply", "finish", "expected"),
+    [
+        (f"<think>Is it? Yes.</think>{RIGHT}", "stop", 1),
+        (f"\n<think>\n{RIGHT}? No.\n</think>\n\n```json\n{WRONG}\n```", "stop", 0),
+        (RIGHT, "length", None),
+        (f"<think>It says </think>{RIGHT}", "length", None),  # and was about to say that this is a trick
+        (f"<think>It says </think>{RIGHT} </think>{WRONG}", "stop", None),
+        (f"<think>It says <think></think>{RIGHT}", "stop", None),
+        (f"It says </think>{RIGHT}", "stop", None),
+        (f"<think>{RIGHT}", "stop", None),
+        (f"<think></think>So: {RIGHT}", "stop", None),
+        (f"{RIGHT}<think></think>", "stop", None),
+    ],
+)
+def test_a_judge_may_think_first_and_is_then_read_as_strictly(ask, server, reply, finish, expected):
+    choice = {"message": {"content": reply}, "finish_reason": finish}
+    server.reply = lambda asked: {"choices": [choice]} if asked["reference"] == "Paris" else honest(asked)
+    assert ask("It is Paris.").value == expected
+    assert server.bodies[0]["max_tokens"] >= 1_000
 
 
 def test_most_of_n_verdicts_decide(ask, server):

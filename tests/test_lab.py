@@ -7,18 +7,21 @@ import dataclasses
 import json
 import statistics
 import textwrap
+import warnings
 from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
 
 from agentkit import Family, Lab, Suite, Task, nano
+from agentkit.cli import main
 from agentkit.exchange.conversation import as_messages
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.records import DataError, RecipeError, RunError, StopReason, SuiteError, Trajectory
 from agentkit.rewards import score_all
 from agentkit.runs import Run, write_jsonl, write_tasks
 from agentkit.runs.recipe import Recipe, read_recipe
+from agentkit.runs.trajectory_files import Unread
 from agentkit.tasks.family import with_content_id
 from agentkit.tools.runtime import tools_of
 
@@ -178,6 +181,9 @@ def test_it_shows_what_it_holds_and_which_keys_differ(recipe):
     listed = Lab.open(keys).contents()
     assert listed.loc[["family"], "name"].tolist() == ["boxes"], "it does not guess families either"
     assert {"A", "B", "C"} <= set(Lab.open({}).contents()["name"])
+    printed = str(lab)
+    assert all(word in printed for word in ("boxes", "counted", "brevity", "mine.py", "n_tasks: 20"))
+    assert len(printed) < 1500 and "Recipe(" not in printed
     html = lab._repr_html_()
     assert "<details" in html and "n_tasks" in html and "learning_rate" not in html
 
@@ -293,6 +299,42 @@ def test_a_validation_that_is_drawn_shares_nothing_with_the_training_tasks(tmp_p
         Lab.open({"tasks": str(path)}).suite()
 
 
+@pytest.mark.parametrize(
+    ("step", "says"),
+    [
+        ({"tool": "nope", "arguments": {}}, "there is no tool 'nope'"),
+        (
+            {"tool": "calculator", "arguments": {"expression": "1 + 1"}},
+            "has the answer '946'; its plan gives '2'",
+        ),
+    ],
+)
+def test_plans_of_given_tasks_are_solved(tmp_path, capsys, step, says):
+    wrong = Task("w", "How much is left?", "946", "numeric", meta={"plan": [step]})
+    path = write_tasks(tmp_path / "tasks.jsonl", [*given(40), wrong])
+    suite = (lab := Lab.open({"tasks": str(path)})).suite()
+    with pytest.raises(SuiteError, match=f"the plans of 1 of 41 tasks do not lead .*{says}.* Mend"):
+        lab.check_plans(suite)
+    assert main(["audit", str(path), "--json"]) == 1
+    (row,) = [row for row in json.loads(capsys.readouterr().out)["rows"] if not row["passed"]]
+    assert row["check"] == "plan" and says in row["why"]
+
+
+def test_keys_that_a_given_suite_leaves_unused_are_named(tmp_path):
+    path = str(write_tasks(tmp_path / "tasks.jsonl", given(40)))
+    with pytest.warns(UserWarning, match="so families and n_tasks of the recipe do nothing"):
+        Lab.open({"tasks": path, "families": "hotell", "n_tasks": 70}).suite()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Lab.open({"tasks": path}).suite()
+
+
+def test_a_file_is_audited_by_the_verifiers_of_a_lab_file_that_is_named(recipe, tmp_path, capsys):
+    path = write_tasks(tmp_path / "boxes" / "tasks.jsonl", Lab.open(recipe).suite().tasks)
+    assert main(["audit", str(path), "--lab", str(tmp_path / "mine.py")]) == 0
+    assert "counted" in capsys.readouterr().out
+
+
 def test_rows_of_question_and_answer_are_enough(tmp_path):
     rows = [{"prompt": f"How much is {i} and {i}?", "answer": str(2 * i)} for i in range(40)]
     path = write_jsonl(tmp_path / "tasks.jsonl", rows)
@@ -369,6 +411,42 @@ def test_a_measurement_holds_verdicts_and_another_reward_repeats_none(recipe, to
     )
 
 
+def test_rewards_that_ship_are_given_without_reading_tokens_which_stay_in_the_file(tokenizer, tmp_path):
+    lab, run = Lab.open({"families": "A", "n_tasks": 20, "tool_cache": "off"}), Run.create(tmp_path / "run")
+    tasks = lab.suite().split("test")
+    sampled, _ = lab.measure(run, ScriptedPolicy(tokenizer, name="sft"), tasks)
+    rewarded = lab.rewarded(run, "sft", tasks)
+    assert all(isinstance(t.completion_ids, Unread) and t.reward is not None for t in rewarded)
+    assert run.trajectories("sft") == lab.score(tasks, sampled), "tokens and turns as they were sampled"
+    seen = []
+    own = lab.extended(
+        rewards={"first token": (lambda task, t: seen.append(t.completion_ids[0]) or 0.0, 1.0)}
+    )
+    assert own.rewarded(run, "sft", tasks)[0].old_logprobs == sampled[0].old_logprobs
+    assert seen == [t.completion_ids[0] for t in sampled], "one's own reward may look at them"
+
+
+def test_what_another_lab_file_judged_is_judged_again_before_it_is_compared(recipe, tokenizer, tmp_path):
+    lab, run = Lab.open(recipe), Run.create(tmp_path / "run")
+    tasks, before = lab.suite().split("test"), (tmp_path / "mine.py").read_text()
+    run.begin("02_baseline", lab.recipe.used(), lab=lab.digest)
+    lab.measure(run, ScriptedPolicy(tokenizer, name="sft"), tasks)
+    run.end("02_baseline")
+    (tmp_path / "mine.py").write_text(before.replace("answer.strip() == gold", "answer.strip() != gold"))
+    for again, right in ((Lab.open(recipe), 0.0), (lab, 1.0)):
+        if right:
+            (tmp_path / "mine.py").write_text(before)
+            again = Lab.open(recipe)
+        n = 5 * len(tasks)
+        with pytest.warns(UserWarning, match=f"answers of sft were judged again .* {n} of {n} verdicts"):
+            again.judge_alike(run, ["sft"], tasks)
+        for name in ("sft", "sft_greedy"):
+            assert {(t.success, bool(t.completion_ids)) for t in run.trajectories(name)} == {(right, True)}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            again.judge_alike(run, ["sft"], tasks)  # as it is
+
+
 # ---- transcripts
 @pytest.mark.parametrize("template", [None, "qwen2_5_training", "qwen3_5_think", "qwen3_6"])
 def test_transcripts_of_messages_are_the_tokens_that_a_rollout_holds(tokenizer, tmp_path, template):
@@ -397,6 +475,17 @@ def test_transcripts_of_messages_are_the_tokens_that_a_rollout_holds(tokenizer, 
         ]
     named = dataclasses.replace(lab, recipe=dataclasses.replace(lab.recipe, transcripts=str(path)))
     assert len(demonstrations(named, suite.split("train"), tokenizer)) == len(rows)
+
+
+def test_replies_that_name_their_calls_may_stand_in_any_order(tokenizer, tmp_path):
+    from agentkit.training.transcripts import read_transcripts
+
+    replies = [REPLY, REPLY | {"tool_call_id": "b", "content": "nothing"}]
+    rows = [said({"tool_calls": [CALL, OTHER]}, *r, {"content": "1"}) for r in (replies, replies[::-1])]
+    path = write_jsonl(tmp_path / "messages.jsonl", rows)
+    one, other = read_transcripts(path, tokenizer, Lab.open({}), given(1))
+    assert one.completion_ids == other.completion_ids and one.turns == other.turns
+    assert [r.observation for r in other.turns[0].results] == ["found", "nothing"]
 
 
 def test_a_call_in_openais_older_form_is_one(tokenizer, tmp_path):
@@ -497,6 +586,8 @@ CALL = {"id": "a", "type": "function", "function": {"name": "search", "arguments
 OTHER = {"id": "b", "type": "function", "function": {"name": "search", "arguments": '{"query": "y"}'}}
 ASKS = {"content": None, "tool_calls": [CALL]}
 REPLY = {"role": "tool", "tool_call_id": "a", "content": "found"}
+NAMED = {"type": "function", "function": {"name": "calculator", "arguments": '{"expression": "1"}'}}
+NAMED_REPLY = {"role": "tool", "name": "calculator", "content": "1"}
 
 
 def said(*messages: dict) -> dict:
@@ -529,7 +620,10 @@ def said(*messages: dict) -> dict:
             said(ASKS | {"tool_calls": [CALL, CALL | {"id": "b"}]}, REPLY),
             "2 calls of a turn need a reply each",
         ),
-        (said(ASKS | {"tool_calls": [CALL, OTHER]}, REPLY | {"tool_call_id": "b"}, REPLY), "in their order"),
+        (
+            said({"tool_calls": [CALL, NAMED]}, NAMED_REPLY, {"role": "tool", "content": "found"}),
+            "in order or by id",
+        ),
         (
             said({"content": "1"}, {"role": "user", "content": "And 2?"}, {"content": "2"}),
             "has user messages inside",

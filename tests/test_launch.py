@@ -22,6 +22,7 @@ from survive import SMALL, tasks, tiny_agent
 from agentkit.lab import Lab
 from agentkit.runs import Run, RunError, read_jsonl, write_tasks
 from agentkit.runs.recipe import Recipe, RecipeError
+from agentkit.runs.trajectory_files import Unread
 from agentkit.training import launch
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.launch import Work, _Children
@@ -204,7 +205,7 @@ def test_two_processes_train_one_adapter_on_whole_groups(folder):
 def _shares_of_the_test(work: Work) -> list[dict]:
     """What each process sampled of the final test, as notebook 05 has it measured; two tasks, in twos."""
     sampled, greedy = work.measure("grpo")
-    assert (len(sampled), len(greedy)) == (4, 2)
+    assert (len(sampled), len(greedy)) == (4, 2) and isinstance(sampled[0].completion_ids, Unread)
     return [rank["sampled"] for rank in work.record["ranks"]["measure grpo"]]
 
 

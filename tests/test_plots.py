@@ -137,6 +137,53 @@ def test_a_seed_that_has_ended_stays_in_the_mean_as_it_was_last():
     assert list(dotted.x) == [0, 1, 1.5, 2, 2.5] and dotted.y[-1] == pytest.approx(0.4)
 
 
+def sweep_of(count, cost=2.0):
+    """A sweep whose arms cost the same and are the better the later they come; one is worse."""
+    names = [f"beta-{i}-group_size-8" for i in range(count)]
+    rows = pd.DataFrame({"step": [0, 5], "val_success": [0.2, 0.4], "million_tokens": [0.0, cost]})
+    arms = {
+        name: {"million_tokens": cost, "success": 0.3 + 0.6 * i / count, "ci95": [0.2, 0.95]}
+        for i, name in enumerate(names)
+    }
+    paired = [
+        {"arm": n, "verdict": "worse" if n.startswith("beta-9-") else "no difference", "diff": -0.2}
+        for n in names
+    ]
+    training = {name: {1: rows, 2: rows} for name in names}
+    return SimpleNamespace(
+        training=training,
+        arms=arms,
+        sweet_spot=lambda: names[6 % count],
+        against=names[5 % count],
+        paired=paired,
+    )
+
+
+@pytest.mark.parametrize("count", [2, 12, 60])
+def test_points_of_arms_that_cost_the_same_stay_near_their_cost(count):
+    points = [t for t in plots.success_by_compute(sweep_of(count)).data if t.mode == "markers"]
+    assert len(points) == count and all(abs(t.x[0] - 2.0) <= 0.03 * 2.0 + 1e-9 for t in points)
+    moved = sorted(t.x[0] for t in points if t.showlegend)
+    assert len(set(moved)) == len(moved), "side by side"
+
+
+def test_of_very_many_arms_those_that_matter_are_named_and_there_is_room_for_the_names():
+    sweep = sweep_of(60)
+    named = {f"beta-{i}-group_size-8" for i in (0, 1, 2, 5, 6, 9, 57, 58, 59)}
+    for figure in (plots.learning_curves(sweep), plots.success_by_compute(sweep)):
+        assert {t.name for t in figure.data if t.showlegend is not False} == named
+        assert {t.name for t in figure.data if t.name} == set(sweep.training), (
+            "the others on pointing at them"
+        )
+        assert figure.layout.height - figure.layout.margin.b - figure.layout.margin.t >= 250
+        assert figure.layout.title.subtitle.text.endswith("grey: 51 others")
+    few = plots.learning_curves(sweep_of(12))
+    assert (
+        sum(t.showlegend is not False for t in few.data) == 12
+        and "grey" not in few.layout.title.subtitle.text
+    )
+
+
 def test_validation_is_in_sight_while_no_rollout_of_the_training_is_right():
     table = pd.DataFrame({"step": [1, 2], "success": [0.0, 0.0], "val_success": [0.3, np.nan]})
     axis = plots.training_curves(table).layout.yaxis

@@ -27,7 +27,7 @@ from agentkit.preflight.reward_checks import _constant
 from agentkit.records import StopReason, Task, ToolResult, TrainingError, Trajectory, Turn
 from agentkit.rewards import Product, correctness, plan, toolrla, with_noise
 from agentkit.rollouts import rollout
-from agentkit.runs import Run, cost
+from agentkit.runs import Run, cost, write_jsonl
 from agentkit.runs.recipe import Recipe
 from agentkit.tools.outages import PROBLEMS
 from agentkit.training.memory import MemoryPlan
@@ -449,6 +449,27 @@ def test_nothing_right_and_nothing_scored(rollouts):
     assert items["What the test can show"].finding.startswith("No trajectory was scored")
 
 
+def test_without_a_plan_and_anything_right_the_gold_answer_tells_what_is_alive(rollouts):
+    tasks, sampled, _ = rollouts
+    wrong = [saying(t, "none of them") for t in sampled]
+    found = report(RECIPE, wrong, [], tasks, plan())
+    for name in ("correctness", "efficiency"):
+        item = found[f"Component {name}"]
+        assert item.light == "amber" and f"No trajectory moves {name} yet. It does change with" in item.advice
+    looks = [replace(task, verifier={"kind": "regex", "pattern": "never"}) for task in tasks]
+    advice = report(RECIPE, wrong, [], looks, plan())["Component correctness"].advice
+    assert advice.startswith("Nothing right was sampled, and no gold trajectory could be tried")
+
+
+def test_the_headline_says_what_to_look_at(rollouts):
+    tasks, sampled, _ = rollouts
+    found = report(RECIPE, sampled, [], tasks, {"correctness": (correctness, 1.0)}, n_test=100)
+    assert found.light == "amber" and "\nmay be started; look at Gold trajectories" in found.text()
+    assert "This run may be started; look at Gold trajectories" in found._repr_html_()
+    good = replace(found, items=found.items[:1])
+    assert "\nworth starting: " in good.text() and "This run is worth starting. " in good._repr_html_()
+
+
 def test_tasks_solved_always_or_never_are_no_fault_of_the_reward(rollouts):
     tasks, sampled, golden = rollouts
     sorted_out = [dataclasses.replace(t, success=float(t.task_id < tasks[6].id)) for t in sampled]
@@ -719,6 +740,32 @@ def test_the_same_question_in_another_world_is_another_task():
     assert task_checks.held_out(rooms[:10], rooms[10:]).light == "green"
     again = [dataclasses.replace(task, id=f"again {task.id}") for task in rooms[:10]]
     assert task_checks.held_out(rooms[:10], again).light == "red"
+
+
+def test_transcripts_that_ask_what_the_test_asks_are_told(tmp_path):
+    splits = ["train"] * 12 + ["validation"] * 4 + ["test"] * 4
+    tasks = [Task(f"t{i}", f"How many days has month {i} of the year?", str(30 + i), "numeric", split=split)
+             for i, split in enumerate(splits)]  # fmt: skip
+    recipe = Recipe(sft=True, transcripts=str(tmp_path / "messages.jsonl"))
+
+    def told(*asked: tuple[str, str]) -> tuple[str, int]:
+        rows = [[{"role": "user", "content": q}, {"role": "assistant", "content": a}] for q, a in asked]
+        write_jsonl(tmp_path / "messages.jsonl", [{"messages": row} for row in rows])
+        item = task_checks.imitated(recipe, tasks[:12], tasks[12:])
+        return item.light, len(item.evidence)
+
+    assert told(*((t.prompt, t.answer) for t in tasks[:12])) == ("green", 0)
+    assert told(*((t.prompt.upper(), "?") for t in tasks[12:14])) == ("amber", 2)
+    assert told((f"Please tell me. {tasks[16].prompt}", "It has 46."), (f"See: {tasks[17].prompt}", "5")) == (
+        "amber",
+        1,
+    )
+    assert told(*((t.prompt, t.answer) for t in tasks[16:])) == ("red", 4), "all of one split"
+    world = [replace(t, prompt="Find the exit of the maze you are in.", meta={"seed": t.id}) for t in tasks]
+    write_jsonl(tmp_path / "messages.jsonl", [{"messages": [{"role": "user", "content": world[0].prompt}]}])
+    assert task_checks.imitated(recipe, world[:12], world[12:]).light == "green"
+    assert task_checks.imitated(replace(recipe, sft=False), tasks[:12], tasks[12:]) is None
+    assert task_checks.imitated(replace(recipe, transcripts="gone.jsonl"), tasks[:12], tasks[12:]) is None
 
 
 def test_what_a_filter_notes_hides_no_test_question_that_was_trained_on():

@@ -14,6 +14,7 @@ import tomllib
 import warnings
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +34,7 @@ from agentkit.runs import (
 )
 from agentkit.runs.files import model_path
 from agentkit.runs.run import placed
+from agentkit.runs.stages import run_stages
 from agentkit.runs.trajectory_files import TOKENS, count_tokens
 
 TASK = {"id": "A-1", "prompt": "What is 1 + 1?", "answer": "2"}
@@ -181,8 +183,12 @@ def test_a_trajectory_comes_back_as_it_was(tmp_path):
 def test_rows_are_read_by_choice_and_without_their_tokens(tmp_path):
     stored = [make_trajectory(sample=n, reward=n / 4) for n in range(5)]
     path = runs.write_trajectories(tmp_path / "a.parquet", stored)
-    light = [dataclasses.replace(t, prompt_ids=(), **dict.fromkeys(TOKENS[1:], (0,) * 4)) for t in stored]
-    assert read_trajectories(path, tokens=False) == light
+    light = read_trajectories(path, tokens=False)
+    blank = dict.fromkeys(TOKENS, ())
+    assert [dataclasses.replace(t, **blank) for t in light] == [
+        dataclasses.replace(t, **blank) for t in stored
+    ]
+    assert [len(getattr(light[0], name)) for name in TOKENS] == [3, 4, 4, 4]
     assert read_trajectories(path, choose=lambda rows: []) == []
     best = lambda rows: [i for i, row in enumerate(rows) if row["reward"] >= 0.75][::-1]  # noqa: E731
     assert read_trajectories(path, choose=best) == [stored[4], stored[3]]
@@ -193,6 +199,37 @@ def test_rows_are_read_by_choice_and_without_their_tokens(tmp_path):
         for read in (count_tokens, functools.partial(read_trajectories, tokens=False, choose=best)):
             with pytest.raises(RunError, match="not a trajectory file"):
                 read(path)
+
+
+def test_tokens_that_are_not_read_take_no_memory_and_are_equal_where_the_tokens_are(tmp_path):
+    ids = [(4,) * 9_999 + (5,), (4,) * 9_999 + (6,), (4,) * 9_999 + (5,), ()]
+    stored = [
+        make_trajectory(sample=n, completion_ids=own, action_mask=(1,) * len(own), old_logprobs=(0.0,) * len(own),
+                        turns=())
+        for n, own in enumerate(ids)
+    ]  # fmt: skip
+    path = runs.write_trajectories(tmp_path / "a.parquet", stored)
+    one, other, same, none = (t.completion_ids for t in read_trajectories(path, tokens=False))
+    assert one == same != other and len({one, same, other, none}) == 3
+    assert (len(one), len(none), bool(none), one[-1], one[2:5]) == (10_000, 0, False, 0, (0, 0, 0))
+    assert sys.getsizeof(one) < 100 and sum(one) == 0
+    with pytest.raises(IndexError):
+        one[10_000]
+
+
+def test_scores_are_written_into_a_file_whose_other_columns_stay(tmp_path):
+    stored = [make_trajectory(sample=n) for n in range(3)]
+    path = runs.write_trajectories(tmp_path / "a.parquet", stored)
+    scored = [
+        dataclasses.replace(t, success=None, why="\ud800", components={"x": None, "y": n}, reward=n / 3)
+        for n, t in enumerate(read_trajectories(path, tokens=False))
+    ]
+    runs.write_scores(path, scored)
+    expected = runs.write_trajectories(tmp_path / "b.parquet", [
+        dataclasses.replace(t, success=s.success, why=s.why, components=s.components, reward=s.reward)
+        for t, s in zip(stored, scored, strict=True)
+    ])  # fmt: skip
+    assert pq.read_table(path).equals(pq.read_table(expected))
 
 
 def test_a_lone_surrogate_in_an_answer_does_not_lose_the_file(tmp_path):
@@ -480,6 +517,22 @@ def test_a_stage_warns_where_an_earlier_one_had_other_keys_or_came_after_one_tha
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run.begin("drawing", {"steps": 7})  # it has no place in their order
+
+
+def test_results_of_another_lab_file_are_warned_of_by_a_notebook_and_by_the_command_that_begins_there(
+    tmp_path,
+):
+    run = Run.create(tmp_path / "a")
+    says = "the lab file has changed since 02_baseline, 03_grpo .*: restore it"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for stage in ("01_tasks", "02_baseline"):
+            run.begin(stage, {}, lab="new")
+    run.update(stages={name: {"status": "done", "lab": "old"} for name in ("02_baseline", "03_grpo")})
+    with pytest.warns(UserWarning, match=says):
+        run.begin("05_compare", {}, lab="new")
+    with pytest.warns(UserWarning, match=says):
+        run_stages(run, {}, 4, 3, files={"lab": "new"})  # as --from 05, and none is executed
 
 
 def test_a_stage_does_not_warn_of_a_file_that_is_spelt_otherwise(tmp_path, monkeypatch):

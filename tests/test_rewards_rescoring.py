@@ -15,6 +15,7 @@ from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.rewards.rescoring import PAIRS, changes, compare_step, rescore, rescore_each
 from agentkit.runs import Run, RunError, write_tasks, write_trajectories
 from agentkit.runs.recipe import RecipeError
+from agentkit.runs.trajectory_files import Unread
 from agentkit.views import plots
 
 PLAN = [{"tool": "search", "arguments": {"query": "area of A"}, "expect": "30"}]
@@ -99,11 +100,21 @@ def test_several_rewards_read_each_step_once(run, monkeypatch):
         [],
         Run.trajectories,
     )
-    monkeypatch.setattr(Run, "trajectories", lambda own, step: read.append(step) or read_as(own, step))
+    monkeypatch.setattr(
+        Run, "trajectories", lambda own, step, **how: read.append(step) or read_as(own, step, **how)
+    )
     together = rescore_each(run, others)
     assert read == [1, 2] and list(together) == list(others)
     assert all(together[name].groups.equals(result.groups) for name, result in alone.items())
     assert set(rescore_each(run, others, [2])["plan"].groups["step"]) == {2}
+
+
+def test_tokens_are_read_for_rewards_of_ones_own_only(run):
+    found, seen = [], {"own": (lambda task, t: found.append(t.completion_ids) or 0.0, 1.0)}
+    with_tokens, without = rescore(run, seen, "own"), rescore(run, seen, "own", tokens=False)
+    assert found[0] == (2, 2) and isinstance(found[-1], Unread) and len(found[-1]) == 2
+    assert with_tokens.groups.equals(without.groups)
+    assert not Lab.of(run).reads_tokens and Lab.of(run).extended(rewards=seen).reads_tokens
 
 
 def test_under_its_own_reward_nothing_changes(run):
@@ -162,6 +173,19 @@ def test_the_command_takes_a_reward_of_ones_own_and_never_writes_the_figure_as_a
     )
     assert (tmp_path / "dead.csv").read_text().startswith("step,")
     assert cli.main([*ask, "-p", "reward=toolrl"]) == 0  # what -p says is the recipe's
+
+
+def test_verdicts_are_the_stored_ones_which_is_said_and_judged_again_where_asked(run, tmp_path, capsys):
+    write_tasks(run.file("tasks.jsonl"), [dataclasses.replace(t, verifier={"kind": "mine"}) for t in TASKS])
+    (tmp_path / "lab.py").write_text("verifiers = {'mine': lambda answer, gold: float(answer == gold)}\n")
+    run.update(recipe={"lab": str(tmp_path / "lab.py")}, stages={"03_grpo": {"lab": "another"}})
+    ask, found = ["rescore", str(run.path), "--reward", "plan", "-p", "reward_format=0", "--json"], []
+    for words, said in (([], True), (["--verify"], False)):
+        assert cli.main([*ask, *words]) == 0
+        out, err = capsys.readouterr()
+        assert ("verdicts are the stored ones, and the lab file has changed since" in err) is said
+        found.append(json.loads(out)["table"]["all"])
+    assert found[0]["tied now"] == 0 and found[1]["tied now"] == 4, "all answers are right by it"
 
 
 def test_no_torch_is_loaded():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import os
+import pickle
 import shutil
 import sys
 import time
@@ -22,6 +23,7 @@ from survive_sweeps import executed, survive, tiny, workers
 from test_evaluation import trajectory
 
 from agentkit.cli import main
+from agentkit.evaluation.summary import summarize
 from agentkit.evaluation.sweeps import (
     LEVELS,
     Ablation,
@@ -34,7 +36,7 @@ from agentkit.evaluation.sweeps import (
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_tokenizer
 from agentkit.preflight.sweeps import as_text, check, dry_run
-from agentkit.records import RecipeError, RunError, Task
+from agentkit.records import RecipeError, RunError, Task, ToolResult, Turn
 from agentkit.rollouts import prompt_lengths
 from agentkit.runs import Run, stages, write_json, write_jsonl, write_trajectories
 from agentkit.runs.stages import STAGES, parameters_of
@@ -51,7 +53,7 @@ from agentkit.runs.sweep import (
     run_sweep,
 )
 from agentkit.runs.sweep_slots import _fitting, _needs, slots_of
-from agentkit.runs.trajectory_files import write_tasks
+from agentkit.runs.trajectory_files import Unread, write_tasks
 from agentkit.views import plots
 from agentkit.views.sweep_card import cells, write_sweep_report
 
@@ -941,6 +943,20 @@ def test_the_conclusion_says_what_easy_tasks_give_on_hard_ones_and_the_sweet_spo
     )
 
 
+def test_a_sweep_holds_what_it_counts_and_no_texts(tmp_path):
+    ablation = finished(tmp_path, {"default": outcomes(3, 0.5), "free": outcomes(3, 0.5)})
+    run = ablation.runs["free"][1]
+    lost = ToolResult("search", {"query": "x" * 99}, "Error: there is no tool search." + "y" * 99, False)
+    stored = [replace(t, turns=(Turn("z" * 99, (0, 1), (lost,)),)) for t in run.trajectories("sft")]
+    write_trajectories(run.file("eval", "sft.parquet"), stored)
+    samples = ablation.samples["free"]
+    assert summarize(samples[1], ablation.test) == summarize(stored, ablation.test)
+    assert summarize(stored)["unknown_tool_rate"] == 1.0
+    assert len(pickle.dumps(samples[1][0])) < len(pickle.dumps(stored[0])) - 250
+    ids = samples[1][0].completion_ids
+    assert isinstance(ids, Unread) and len(ids) == len(stored[0].completion_ids)
+
+
 def test_an_arm_that_lacks_seeds_takes_no_verdict_from_the_others(tmp_path):
     own = {"default": outcomes(3, 0.1), "free": outcomes(3, 0.95), "torn": outcomes(2, 0.5)}
     ablation = finished(tmp_path, own)
@@ -1050,8 +1066,9 @@ def test_a_sweep_is_opened_outside_the_project(tmp_path, monkeypatch):
     for runs in ablation.runs.values():
         for run in runs.values():
             run.update(stages={"02_baseline": {"status": "done", "seconds": 36.0}})
+    inside = Ablation(ablation.sweep).to_json()
     monkeypatch.chdir(tmp_path)
-    assert ablation.to_json()["arms"]["free"]["gpu_hours"] == 0.01
+    assert ablation.to_json() == inside, "agentkit's own prices say what the agent was made on"
     assert "Sweep: out" in write_sweep_report(ablation).read_text()
 
 

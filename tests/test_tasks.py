@@ -16,6 +16,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+import tqdm.auto
 from compare_paraphrases import PARAPHRASES
 
 from agentkit import Lab, Score, StopReason, Suite, Task, Trajectory, verifiers, verify
@@ -138,6 +139,14 @@ def test_no_answer_and_no_entity_pair_dominates(large):
         assert answers.most_common(1)[0][1] <= 0.02 * 600
 
 
+def together(links) -> set[frozenset[int]]:
+    """The positions of prompts that links connect, however they do."""
+    groups = collections.defaultdict(set)
+    for i, root in enumerate(near_duplicates.joined(1 + max(map(max, links), default=0), links)):
+        groups[root].add(i)
+    return {frozenset(group) for group in groups.values() if len(group) > 1}
+
+
 def test_near_duplicates_are_found_exactly_and_nothing_else(monkeypatch):
     rng = random.Random(0)
     words = "what is the population of a city in some far away country where nobody has ever been before now".split()
@@ -158,7 +167,8 @@ def test_near_duplicates_are_found_exactly_and_nothing_else(monkeypatch):
         }
         monkeypatch.setattr(near_duplicates, "SIMILAR", similar)
         found = list(near_duplicates.near_duplicates(prompts))
-        assert len(found) == len(set(found)) and set(found) == expected and expected
+        assert set(found) <= expected and together(found) == together(expected) and expected
+        assert len(found) == sum(len(group) - 1 for group in together(found)), "no more than connect them"
 
 
 def test_near_duplicates_go_to_one_split(corpus):
@@ -196,9 +206,8 @@ def test_what_most_prompts_of_a_family_say_makes_none_alike():
     others = [f"population of place{i}" for i in range(100)]
     families = ["own"] * 43 + ["A"] * 100
     assert set(near_duplicates.near_duplicates([*prompts, *others], families)) == {(3, 40), (41, 42)}
-    assert (
-        len(list(near_duplicates.near_duplicates(goals[:19]))) == 19 * 18 / 2
-    )  # too few to tell what most say
+    few = list(near_duplicates.near_duplicates(goals[:19]))  # too few to tell what most say
+    assert together(few) == {frozenset(range(19))} and len(few) == 18
     tasks = [Task(f"t{i}", prompt, "1", "numeric", "own") for i, prompt in enumerate([*goals, *goals])]
     assert sorted(map(len, splits._components(tasks))) == [2] * 40
     same = [Task(f"t{i}", rules, "1", "numeric", "own") for i in range(40)]
@@ -213,7 +222,8 @@ def test_what_a_sources_prompts_say_makes_none_alike():
     copies = [f"{' '.join(f'word{i}' for i in range(60))} copy{i}" for i in range(10)]
     prompts = [*goals, f"{goals[3].upper()}!", *others, *copies]
     found = set(near_duplicates.near_duplicates(prompts))
-    assert found == {(3, 80), *combinations(range(201, 211), 2)}, "ten copies of one question stay together"
+    copied = frozenset(range(201, 211))
+    assert together(found) == {frozenset({3, 80}), copied}, "ten copies of one question stay together"
     tasks = [Task(f"t{i}", goal, "1", "numeric", "own") for i, goal in enumerate(goals)]
     assert {t.split for t in splits.assign_splits(tasks, random.Random(0))[::2]} == set(splits.SPLITS)
 
@@ -293,6 +303,16 @@ def test_the_audit_passes_and_finds_planted_faults(suite):
         assert check in {row["check"] for row in failed} and all(row["task"] == "x" for row in failed)
     twins = [Task("x", "p?", "Paris", "exact"), Task("y", "q?", "Lyon", "exact")]
     assert [r["tasks"] for r in Suite(twins).audit() if r["check"] == "other entity"] == [2]
+
+
+def test_long_work_shows_how_far_it_is_and_short_work_nothing(corpus, monkeypatch, capsys):
+    Suite.build({"families": ["A"], "n_tasks": 20, "seed": 1}, corpus=corpus)
+    assert capsys.readouterr().err == ""
+    bar = tqdm.auto.tqdm
+    monkeypatch.setattr(tqdm.auto, "tqdm", lambda *given, **how: bar(*given, **how | {"delay": 0}))
+    Suite.build({"families": ["A"], "n_tasks": 20, "seed": 1}, corpus=corpus)
+    said = capsys.readouterr().err
+    assert "family A" in said and "audit" in said and "/20" in said
 
 
 def test_a_suite_is_audited_again_only_when_a_verifier_changed(monkeypatch):
@@ -494,7 +514,12 @@ def test_tasks_that_a_policy_always_or_never_solves_are_dropped_from_training(su
         ([{"tool": "calculator", "arguments": {"expression": "{3} + 1"}}], "failed"),
         (
             [{"tool": "search", "arguments": {"query": "capital of France"}, "expect": "Lyon"}],
-            "does not find 'Lyon'",
+            r"search({'query': 'capital of France'}) does not find 'Lyon' in '[1] The capital of France is Paris."
+            "\\n",
+        ),
+        (
+            [{"tool": "calculator", "arguments": {"expression": "60 + 5"}, "expect": "5"}],
+            "does not find '5' in '65': what a step expects is the whole reply, or ends it (of a tool named search",
         ),
     ],
 )
@@ -548,6 +573,24 @@ def test_arguments_are_filled_by_earlier_values():
 )
 def test_a_value_counts_only_where_the_first_passage_states_it(observation, value, expected):
     assert expert.shows("search", observation, value) is expected
+
+
+@pytest.mark.parametrize(
+    ("observation", "expected"),
+    [
+        ("65\n", True),
+        ("The price of birch is 65 euros.\n", True),
+        ("Birch has 2 rooms.\nThe price is 65.", True),
+        ("The price is 165 euros.", False),
+        ("No hotel is called 65.", False),  # it repeats what it was asked
+        ("aurora is 80. birch is 65. cedar is 120.", False),
+        (" is 65 euros is 65" * 20_000, False),
+    ],
+)
+def test_another_tool_gives_a_value_alone_or_at_the_end_of_its_reply(observation, expected, thread_time):
+    began = thread_time()
+    assert expert.shows("price_of", observation, "65") is expected
+    assert thread_time() - began < 2
 
 
 # ---- a family of one's own

@@ -577,6 +577,14 @@ def test_registering_replaces_the_users_own_and_no_shipped_kind(kinds):
     for wrong in (lambda answer: 1.0, lambda answer, gold, tolerance: 1.0, 5):
         with pytest.raises(ValueError, match=r"'odd' cannot be called with \(answer, gold\)"):
             register({"odd": wrong})
+    for wrong in (
+        lambda answer, gold, task=None: 1.0,
+        lambda answer, gold, *, trajectory=None, state=(): 1.0,
+    ):
+        with pytest.raises(
+            ValueError, match=r"'(task|state)', which nobody fills: .* task's verifier options"
+        ):
+            register({"odd": wrong})
 
 
 def test_a_kind_that_another_file_has_registered_is_replaced_with_a_warning(kinds, tmp_path):
@@ -593,10 +601,17 @@ def test_a_kind_that_another_file_has_registered_is_replaced_with_a_warning(kind
         register(labs[1])
 
 
-def test_verify_reads_the_tasks_verifier_and_a_trajectorys_answer(suite):
+def test_verify_reads_the_tasks_verifier_and_a_trajectorys_answer(suite, kinds):
     task = Task("a", "p", "5", {"kind": "numeric", "unit": "cm"})
     assert verify(task, "5 cm") == Score(1.0, "within tolerance")
     assert task.verifier == {"kind": "numeric", "unit": "cm"}  # not consumed
+
+    def ticking_off(answer, gold, *, todo=None):
+        return float(answer == gold and todo["items"].pop() == "x" and not todo["items"])
+
+    register({"ticking": ticking_off})
+    task = Task("b", "p", "5", {"kind": "ticking", "todo": {"items": ["x"]}})
+    assert verify(task, "5") == verify(task, "5") == Score(1.0) and task.verifier["todo"] == {"items": ["x"]}
     assert verify(task, None).value == 0
     assert verify(Task("a", "p", "Paris"), "paris").value == 1
 

@@ -111,8 +111,8 @@ def read_steps(run: Run, observed: Mapping[int, StepMeasures] | None = None) -> 
     """
     rows, observed = {row["step"]: row for row in run.metric_rows()}, dict(observed or {})
     stored = sorted(rows.keys() & set(run.steps))
-    unread = [number for number in stored if number not in observed]
-    observed |= {number: observe(rows[number], rollouts) for number, rollouts in run.rollouts(unread)}
+    unread = run.rollouts([number for number in stored if number not in observed], tokens=False)
+    observed |= {number: observe(rows[number], rollouts) for number, rollouts in unread}
     lost = [str(number) for number in sorted(rows) if number > 0 and number not in stored]
     if stored and lost:
         folder, named = run.file("train", "trajectories"), ", ".join(lost[:5])

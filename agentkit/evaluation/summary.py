@@ -25,8 +25,8 @@ RATIOS = {  # a total over tasks divided by another
     "malformed_rate": ("malformed", "calls"),
     "unknown_tool_rate": ("unknown tool", "calls"),
     "failed_rate": ("failed", "calls"),
-    "tokens": ("tokens", "samples"),
-    "tokens_per_solved": ("scored_tokens", "solved"),
+    "tokens": ("tokens", "with_tokens"),
+    "tokens_per_solved": ("scored_tokens", "solved_with_tokens"),
 }
 
 # trajectories of one policy; a mapping is by training seed
@@ -45,8 +45,8 @@ def summarize(trajectories: Samples, tasks: Iterable[Task] | None = None) -> dic
             difficulty.
 
     Returns:
-        The policy's entry of comparison.json. A figure with nothing to measure (no tool call, no success) is
-        None.
+        The policy's entry of comparison.json. A figure with nothing to measure (no tool call, no success, no
+        tokens) is None.
 
     Raises:
         DataError: there is nothing to measure, a success is outside [0, 1], a task is not in ``tasks``, or
@@ -167,6 +167,7 @@ def _counts(trajectories: Iterable[Trajectory]) -> dict[str, Counter]:
     counts = {}
     for task, samples in by_task(trajectories).items():
         solved = [t for t in samples if t.success == 1.0]
+        with_tokens = [t for t in samples if t.prompt_ids or t.completion_ids]  # text alone has none
         results = [result for t in samples for result in results_of(t)]
         counts[task] = Counter(failure_of(result) for result in results if not result.ok)
         counts[task].update(
@@ -176,8 +177,10 @@ def _counts(trajectories: Iterable[Trajectory]) -> dict[str, Counter]:
             solved=len(solved),
             turns=sum(len(t.turns) for t in samples),
             turns_solved=sum(len(t.turns) for t in solved),
-            tokens=sum(len(t.completion_ids) for t in samples),
-            scored_tokens=sum(len(t.completion_ids) for t in samples if t.success is not None),
+            with_tokens=len(with_tokens),
+            solved_with_tokens=sum(t.success == 1.0 for t in with_tokens),
+            tokens=sum(len(t.completion_ids) for t in with_tokens),
+            scored_tokens=sum(len(t.completion_ids) for t in with_tokens if t.success is not None),
         )
     return counts
 

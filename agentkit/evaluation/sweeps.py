@@ -8,7 +8,7 @@ drawing it (views).
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -31,9 +31,10 @@ from agentkit.evaluation.statistics import (
     interaction,
 )
 from agentkit.evaluation.summary import Values, easy_first, measure, rates, same_tasks, summarize, values_of
-from agentkit.records import RunError
-from agentkit.runs import Recipe, Run, cost
+from agentkit.records import RunError, Trajectory
+from agentkit.runs import Recipe, Run, cost, with_progress
 from agentkit.runs.sweep import Sweep
+from agentkit.trajectories import UNKNOWN_TOOL
 
 _TINY = 1e-9
 EQUAL = "equal within the margin"  # a verdict
@@ -190,12 +191,13 @@ class Ablation:
 
     @cached_property
     def samples(self) -> dict[str, dict[int, list[Any]]]:
-        """Test trajectories by arm and seed."""
-        policy = {name: self.sweep.state["arms"][name]["policy"] for name in self.runs}
-        return {
-            name: {seed: run.trajectories(policy[name], tokens=False) for seed, run in runs.items()}
-            for name, runs in self.runs.items()
-        }
+        """Test trajectories by arm and seed, without their texts: those of a large sweep fill the memory."""
+        samples: dict[str, dict[int, list[Any]]] = {name: {} for name in self.runs}
+        cells = [(name, seed, run) for name, runs in self.runs.items() for seed, run in runs.items()]
+        for name, seed, run in with_progress(cells, "cells", "cell"):
+            stored = run.trajectories(self.sweep.state["arms"][name]["policy"], tokens=False)
+            samples[name][seed] = [_slim(trajectory) for trajectory in stored]
+        return samples
 
     @cached_property
     def summaries(self) -> dict[str, dict[str, Any]]:
@@ -372,6 +374,15 @@ class Ablation:
             row = {"status": cell["status"], "success": "–" if shown is None else tables.percent(shown)}
             rows[f"{cell['arm']}, seed {cell['seed']}"] = row | {"run": cell["run"], "why": cell["error"]}
         return tables.text_table(rows)
+
+
+def _slim(trajectory: Trajectory) -> Trajectory:
+    """With what is counted only: turns and calls, which failed and how, the verdict and the answer."""
+    turns, begins = [], len(UNKNOWN_TOOL)
+    for turn in trajectory.turns:
+        results = (replace(r, arguments={}, observation=r.observation[:begins]) for r in turn.results)
+        turns.append(replace(turn, text="", results=tuple(results)))
+    return replace(trajectory, turns=tuple(turns), why="", components={})
 
 
 def _with_tokens(run: Run) -> pd.DataFrame:

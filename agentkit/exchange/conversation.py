@@ -24,7 +24,7 @@ from agentkit.verifiers.extraction import MAX_CODE, final_answer
 
 RECORD = "trajectory"  # the column that holds a whole record as JSON
 SYSTEM = "system prompts"
-_UNKNOWN = "token ids, masks and log-probabilities (the rows hold text: lengths in tokens read 0)"
+_UNKNOWN = "token ids, masks and log-probabilities (the rows hold text, which has no length in tokens)"
 _END = re.compile(
     r"(?:<[|｜][^|<>\s]{1,40}[|｜]>|<(?:/s|eos|end_of_turn|turn\||\|tool_response)>)\s*$"
 )  # the end token of a turn
@@ -221,7 +221,7 @@ def turns_of(
 ) -> tuple[str, list[Turn], bool]:
     """Prompt, turns, and whether the last turn answers."""
     prompt, turns, open_calls = [], [], {}
-    for message in messages:
+    for message in _in_order(messages):
         role, content = message["role"], content_of(message, dropped)
         if role == "assistant":
             opened = not turns and prompt and prompt[-1].rstrip().endswith(THINK)  # as its template left it
@@ -256,6 +256,23 @@ def turns_of(
         raise DataError(f"{where} has no assistant message, so there is no trajectory in it. Remove the row.")
     replies = [result for result in turns[-1].results if result.name != "user"]
     return "\n\n".join(prompt), turns, not (open_calls or replies)
+
+
+def _in_order(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages, the replies that name a turn's calls by their ids in the order of these calls."""
+    turns: list[dict[str, int | None]] = [{}]  # the place of the reply to each of their calls
+    for place, message in enumerate(messages):
+        if message["role"] == "assistant":
+            calls = message.get("tool_calls") or []
+            turns.append({str(c["id"]): None for c in calls if isinstance(c, dict) and c.get("id")})
+        elif turns[-1].get(identity := str(message.get("tool_call_id")), 0) is None:
+            turns[-1][identity] = place
+    ordered = list(messages)
+    for turn in turns:
+        places = [place for place in turn.values() if place is not None]
+        for place, reply in zip(sorted(places), places, strict=True):
+            ordered[place] = messages[reply]
+    return ordered
 
 
 def _reply(message: Mapping[str, Any], content: str, open_calls: dict[str, tuple[str, dict]]) -> ToolResult:

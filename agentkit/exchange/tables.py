@@ -21,7 +21,7 @@ from agentkit.exchange.conversation import (
     utf8,
 )
 from agentkit.records import DataError, Task, Trajectory
-from agentkit.runs import read_rows, write_table
+from agentkit.runs import read_rows, write_jsonl, write_table
 
 _FIELDS = ("task_id", "policy", "sample", "success", "reward")  # of a trajectory, in both kinds of table
 _TRL = {"step", "prompt", "completion", "advantage"}  # columns of every table of TRL's
@@ -42,8 +42,10 @@ def to_messages(trajectories: Iterable[Trajectory], tasks: Iterable[Task]) -> li
 
 
 def write_messages(path: str | Path, trajectories: Iterable[Trajectory], tasks: Iterable[Task]) -> None:
-    """Write ``to_messages`` as Parquet, which ``datasets.load_dataset("parquet", data_files=...)`` reads."""
-    _write_parquet(path, to_messages(trajectories, tasks))
+    """Write ``to_messages`` as .parquet, which ``datasets.load_dataset("parquet", data_files=...)`` reads, or
+    as .jsonl. Raises DataError for a name that ends otherwise.
+    """
+    _write_rows(path, to_messages(trajectories, tasks))
 
 
 def from_messages(
@@ -88,7 +90,7 @@ def write_trl(path: str | Path, trajectories: Iterable[Trajectory], tasks: Itera
         prompt, *completion = as_messages(trajectory, prompt_of(trajectory, by_id))
         row = {"step": trajectory.step, "prompt": [prompt], "completion": completion, **trajectory.components}
         rows.append(utf8(row | {"advantage": trajectory.advantage} | _columns(trajectory)))
-    _write_parquet(path, rows)
+    _write_rows(path, rows)
 
 
 def from_trl(
@@ -197,10 +199,15 @@ def _rows_of(source: str | Path | Iterable[Mapping[str, Any]]) -> list[Mapping[s
     return rows
 
 
-def _write_parquet(path: str | Path, rows: list[dict[str, Any]]) -> None:
-    import pyarrow as pa
-
+def _write_rows(path: str | Path, rows: list[dict[str, Any]]) -> None:
     if not rows:
         raise DataError("there is no trajectory to write. Roll out the policy first.")
+    if (ending := Path(path).suffix) not in (".parquet", ".jsonl"):
+        raise DataError(f"{path} is not written. Let its name end in .parquet or .jsonl, which can be read.")
+    if ending == ".jsonl":
+        write_jsonl(path, rows)
+        return
+    import pyarrow as pa
+
     columns = dict.fromkeys(name for row in rows for name in row)
     write_table(path, pa.table({name: [row.get(name) for row in rows] for name in columns}))

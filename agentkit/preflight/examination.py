@@ -18,7 +18,7 @@ from agentkit.policies.process_group import on_main_process, spread, world
 from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.preflight import causes, checks, reward_checks, task_checks
 from agentkit.preflight.forecasting import forecast, longer_by_expert, whole
-from agentkit.preflight.probe import Probed, probe
+from agentkit.preflight.probe import Probed, probe, righted
 from agentkit.preflight.report import Item, Preflight
 from agentkit.preflight.task_checks import evenly
 from agentkit.records import RecipeError, Task, Trajectory
@@ -44,19 +44,18 @@ def examine(
     tasks: Sequence[Task],
     *,
     model: Any = None,
+    validation: Sequence[Task] = (),
     test: Sequence[Task] = (),
     progress: bool = False,
     run: Run | None = None,
 ) -> tuple[Preflight, list[Trajectory]]:
     """Roll out the starting policy on some training tasks and report; the rollouts are given back, scored.
 
-    Where memory does not suffice, nothing is rolled out.
-
-    At least TASKS of them, spread over the list, are rolled out, as many at once as in a step of training,
-    whose time that tells, though never more than TASKS, and GOLD for each by the scripted expert. ``model``
-    will be trained, to time an update on; without it the rate of params/prices.yaml is scaled. ``test`` are
-    the tasks of the test split; ``run``, whose manifest holds the whole recipe and what its stages took so
-    far, makes the forecast one of that run.
+    Where memory does not suffice, nothing is. Else at least TASKS of them, spread over the list, as many at
+    once as in a step of training, whose time that tells, though never more than TASKS, and GOLD for each by
+    the scripted expert. ``model`` will be trained, to time an update on; without it the rate of
+    params/prices.yaml is scaled. ``validation`` and ``test`` are the tasks of these splits; ``run``, whose
+    manifest holds the whole recipe and what its stages took so far, makes the forecast one of that run.
     """
     start = time.monotonic()
     recipe, at_once = lab.recipe, min(lab.recipe.prompts_per_step, TASKS)
@@ -81,7 +80,8 @@ def examine(
     judged = causes.verifier(chosen, lab.environments)
     judged = judged if judged.light == "red" else task_checks.told_apart(tasks) or judged
     before = [judged, cached, task_checks.given_away(chosen), task_checks.answers(tasks)]
-    before += [task_checks.unsaid(golden), task_checks.held_out(tasks, test), *learning]
+    before += [task_checks.unsaid(golden), task_checks.held_out(tasks, test)]
+    before += [task_checks.imitated(whole(recipe, run), tasks, [*validation, *test]), *learning]
     dead = next(i.values["seen"] for i in scored.items if i.name == checks.DEAD)
     longer = longer_by_expert(sampled, golden, at_once * recipe.group_size)
     expected = forecast(recipe, seconds, update, longer, device, len(test), dead, run)
@@ -160,7 +160,8 @@ def report(
     right = [t for t in golden if t.success == 1.0]
     tried = {by_id[t.task_id].family for t in right}  # a family without plans has no gold
     untried = [t for t in scorings[0] if by_id[t.task_id].family not in tried]
-    probed_on = _some([(by_id[t.task_id], t) for t in (*right, *untried)])
+    tried_on = _some([(by_id[t.task_id], t) for t in (*right, *untried)])
+    probed_on = [(task, t if t.success == 1.0 else righted(task, t)) for task, t in tried_on]
     probed = {
         name: Probed((), (), ("what the environment saw",))
         if getattr(component, "is_read", False)
@@ -224,8 +225,8 @@ def look(lab: Lab, run: Run, tell: Callable[[dict[str, Any]], None]) -> dict[str
         if recipe.preflight == "off":
             on_main_process(lambda: run.remove("preflight.json"))  # of another agent or reward
             return {}
-        test = suite.split("test")
-        report, rollouts = examine(lab, policy, tasks, model=agent, test=test, run=run, progress=True)
+        held = {name: suite.split(name) for name in ("validation", "test")}
+        report, rollouts = examine(lab, policy, tasks, model=agent, run=run, progress=True, **held)
 
     def keep() -> None:
         report.save(run.file("preflight.json"))

@@ -13,6 +13,7 @@ from typing import Any
 
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.rewards import Component
+from agentkit.verifiers import verify
 
 SLOWER = "a second more for each turn"
 OTHER = "no such thing"  # an answer that is right for no task
@@ -26,6 +27,7 @@ class Probed:
     failures: tuple[str, ...]  # what it raised
     moved_by: tuple[str, ...]  # names of the changes that changed its value
     absent: tuple[str, ...] = ()  # optional keys it asked for that no task holds
+    right: bool = True  # whether a trajectory it was tried on is right
 
 
 def probe(
@@ -53,7 +55,8 @@ def probe(
     unheld = [name for name, held in lookups.items() if not held and name not in written]
     missing = tuple(name for name in unheld if name not in OPTIONAL)
     absent = tuple(name for name in unheld if name in OPTIONAL)
-    return Probed(missing, tuple(dict.fromkeys(failures)), tuple(dict.fromkeys(moved_by)), absent)
+    right = any(t.success == 1.0 for _, t in gold)
+    return Probed(missing, tuple(dict.fromkeys(failures)), tuple(dict.fromkeys(moved_by)), absent, right)
 
 
 def variants(trajectory: Trajectory, forbidden: Sequence[str] = ()) -> Iterator[tuple[str, Trajectory]]:
@@ -97,6 +100,16 @@ def saying(trajectory: Trajectory, answer: str | None) -> Trajectory:
         turns = (*turns[:-1], replace(turns[-1], text=text if times else said))
     # a drawing's ``why`` holds what the gold one drew
     return replace(trajectory, turns=turns, answer=answer, success=0.0, why="")
+
+
+def righted(task: Task, trajectory: Trajectory) -> Trajectory:
+    """The trajectory with the gold answer, where that is right at its end; else as it is."""
+    changed = saying(trajectory, str(task.meta.get("right_answer", task.answer)))
+    try:
+        verdict = verify(task, changed)
+    except (TypeError, ValueError):  # an option that is none, which the audit names
+        return trajectory
+    return replace(changed, success=1.0, why=verdict.why) if verdict.value == 1.0 else trajectory
 
 
 def silent(trajectory: Trajectory) -> Trajectory:

@@ -51,6 +51,13 @@ class Preflight:
     def causes(self) -> list[Item]:
         return [item for item in self.items if item.light == "red"]
 
+    @property
+    def verdict(self) -> str:
+        if self.causes:
+            return "not worth starting"
+        look = [item.name for item in self.items if item.light == "amber"]
+        return f"may be started; look at {', '.join(look)}" if look else "worth starting"
+
     def require(self) -> None:
         """Raises TrainingError naming the causes, when there are any."""
         causes = [f"({i}) {c.name}: {c.finding} {c.advice}" for i, c in enumerate(self.causes, 1)]
@@ -64,8 +71,9 @@ class Preflight:
             lines.append(f"[{WORDS[item.light]:>4}] {item.name}: {item.finding}")
             if item.advice:
                 lines.append(f"       -> {item.advice}")
-        verdict = "not worth starting" if self.causes else "worth starting"
-        lines.append(f"{verdict}: {self.rollouts} trajectories of the starting policy, {self.seconds:.0f} s")
+        lines.append(
+            f"{self.verdict}: {self.rollouts} trajectories of the starting policy, {self.seconds:.0f} s"
+        )
         return "\n".join(lines)
 
     def save(self, path: Path) -> Path:
@@ -81,8 +89,8 @@ class Preflight:
     def _repr_html_(self) -> str:
         rows = [(f"{LIGHTS[i.light]} {WORDS[i.light]}", i.finding, i.advice, _listed(i)) for i in self.items]
         columns, names = ["", "finding", "advice", "evidence"], [item.name for item in self.items]
-        verdict = "This run is not worth starting." if self.causes else "This run is worth starting."
-        note = f"{verdict} From {self.rollouts} trajectories of the starting policy in {self.seconds:.0f} s."
+        says = f"This run {'' if self.light == 'amber' else 'is '}{self.verdict}."
+        note = f"{says} From {self.rollouts} trajectories of the starting policy in {self.seconds:.0f} s."
         return to_html(pd.DataFrame(rows, columns=columns, index=names), note)
 
 

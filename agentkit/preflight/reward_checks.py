@@ -337,6 +337,8 @@ def _constant(
         )
     if not values and not best and probed.absent:
         return "green", f"It applies to no task here, as none has {_listed(probed.absent)}."
+    if values and not probed.moved_by and not probed.right:
+        return "amber", "Nothing right was sampled, and no gold trajectory could be tried: it may be alive."
     if not values or not probed.moved_by:  # a value may still depend on what no variant changes
         return "amber" if values else "red", (
             f"{name} {'seems' if values else 'is'} dead: neither a wrong answer, nor no answer, nor other "

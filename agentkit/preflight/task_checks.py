@@ -7,12 +7,14 @@ asks of every suite (tasks.audit).
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
+from agentkit.exchange.conversation import checked_messages, content_of
 from agentkit.preflight.checks import Groups
 from agentkit.preflight.report import Item, gold_ids, ids
-from agentkit.records import Task, Trajectory
+from agentkit.records import DataError, RecipeError, RunError, Task, Trajectory
+from agentkit.runs import Recipe, find_file, read_rows
 from agentkit.trajectories import members, needs_tools, plan_of, verifier_kind
 from agentkit.verifiers import normalize, verify
 from agentkit.verifiers.kinds import SHIPPED
@@ -88,6 +90,42 @@ def held_out(train: Sequence[Task], test: Sequence[Task]) -> Item:
     advice = f"Split the tasks again ({seen[0].prompt[:120]!r}): what is memorised would count as learnt."
     light = "red" if len(seen) > MOST * len(test) else "amber"
     return Item("Test and training", light, finding, advice, tuple(task.id for task in seen))
+
+
+def imitated(recipe: Recipe, train: Sequence[Task], held: Sequence[Task]) -> Item | None:
+    """Whether the cold start's transcripts ask what these held-out tasks ask: the same words, or all words of
+    the one in the other with the gold answer in what is said. None where there are no transcripts to read.
+    """
+    if not (recipe.sft and recipe.transcripts and held):
+        return None
+    try:
+        asked = list(_transcribed(read_rows(find_file(recipe.transcripts))))
+    except (DataError, RecipeError, RunError):  # which notebook 02 has told
+        return None
+    whole, trained = {question for question, _ in asked}, {_words(task) for task in train}
+    seen = []
+    for task in held:
+        words, gold = _words(task), frozenset(normalize(task.answer).split())
+        parts = (said for q, said in asked if min(len(words), len(q)) >= LEAST and (words <= q or q <= words))
+        is_asked = words in whole or any(gold <= said for said in parts)
+        seen += [task] * (is_asked and words not in trained)  # else another world tells them apart
+    finding = f"{len(seen)} of {len(held)} validation and test tasks are asked in the transcripts."
+    if not seen:
+        return Item("Test and transcripts", "green", finding)
+    shown = f"{recipe.transcripts} ({seen[0].prompt[:120]!r})"
+    advice = f"Take them out of {shown}: what is memorised would count as learnt."
+    of, told = (Counter(task.split for task in tasks) for tasks in (held, seen))
+    light = "red" if any(n > MOST * of[split] for split, n in told.items()) else "amber"
+    return Item("Test and transcripts", light, finding, advice, tuple(task.id for task in seen))
+
+
+def _transcribed(rows: Iterable[Mapping]) -> Iterator[tuple[frozenset[str], frozenset[str]]]:
+    """The words of each user message, with those of all that the assistant says."""
+    for number, row in enumerate(rows, start=1):
+        messages = checked_messages(row.get("messages"), f"row {number}")
+        texts = [(m["role"], frozenset(normalize(content_of(m, Counter())).split())) for m in messages]
+        said = frozenset().union(*(words for role, words in texts if role == "assistant"))
+        yield from ((words, said) for role, words in texts if role == "user")
 
 
 def evenly(tasks: Sequence[Task], n: int = LOOKED) -> list[Task]:

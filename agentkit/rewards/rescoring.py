@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from agentkit.records import Group, Task, Trajectory
-from agentkit.rewards import Reward, score_all
+from agentkit.rewards import Reward, judged_again, score_all
 from agentkit.runs import Run, RunError
 from agentkit.trajectories import is_dead
 
@@ -49,7 +49,9 @@ class Rescoring:
         ]
 
 
-def rescore(run: Run, reward: Reward, name: str, steps: Iterable[int] | None = None) -> Rescoring:
+def rescore(
+    run: Run, reward: Reward, name: str, steps: Iterable[int] | None = None, **options: bool
+) -> Rescoring:
     """Score a run's stored training trajectories again.
 
     Args:
@@ -57,21 +59,30 @@ def rescore(run: Run, reward: Reward, name: str, steps: Iterable[int] | None = N
         reward: the other reward.
         name: what to call it.
         steps: which steps; all that are stored by default.
+        options: of ``rescore_each``: ``verify`` judges them again too, by the verifiers of the lab file that
+            is open; else the stored verdicts count. ``tokens`` False reads no tokens, for rewards that look
+            at none.
 
     Raises:
         RunError: the run stores no training trajectories.
     """
-    return rescore_each(run, {name: reward}, steps)[name]
+    return rescore_each(run, {name: reward}, steps, **options)[name]
 
 
 def rescore_each(
-    run: Run, others: Mapping[str, Reward], steps: Iterable[int] | None = None
+    run: Run,
+    others: Mapping[str, Reward],
+    steps: Iterable[int] | None = None,
+    *,
+    verify: bool = False,
+    tokens: bool = True,
 ) -> dict[str, Rescoring]:
     """``rescore`` under several rewards by name, for which the trajectories are read once."""
     rows: dict[str, list[dict]] = {name: [] for name in others}
-    for _, stored in run.rollouts(steps):
+    for _, stored in run.rollouts(steps, tokens=tokens):
+        judged = judged_again(run.tasks, stored) if verify else stored
         for name, reward in others.items():
-            rows[name] += compare_step(stored, run.tasks, reward)
+            rows[name] += compare_step(stored, run.tasks, reward, judged)
     if not all(rows.values()):
         raise RunError(
             f"{run.path} stores no training trajectories. Run notebook 03_grpo for this run first."
@@ -79,13 +90,20 @@ def rescore_each(
     return {name: Rescoring(name, pd.DataFrame(own)) for name, own in rows.items()}
 
 
-def compare_step(stored: Sequence[Trajectory], tasks: Iterable[Task], reward: Reward) -> list[dict]:
-    """One row a group for the trajectories of one step, in the order they were stored."""
+def compare_step(
+    stored: Sequence[Trajectory],
+    tasks: Iterable[Task],
+    reward: Reward,
+    judged: Sequence[Trajectory] | None = None,
+) -> list[dict]:
+    """One row a group for the trajectories of one step, in the order they were stored; ``judged`` are the
+    same with other verdicts.
+    """
     by_id = {task.id: task for task in tasks}
     rows = []
-    for before in _groups(stored):
+    for before, own in zip(_groups(stored), _groups(judged or stored), strict=True):
         task = by_id[before.task_id]
-        now = Group(task.id, tuple(score_all([task], before.trajectories, reward)))
+        now = Group(task.id, tuple(score_all([task], own.trajectories, reward)))
         was, is_now = is_dead(before), is_dead(now)
         row = {
             "step": before.trajectories[0].step,

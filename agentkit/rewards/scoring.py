@@ -13,8 +13,10 @@ from dataclasses import replace
 from numbers import Real
 from typing import Self
 
-from agentkit.records import Task, Trajectory
+from agentkit.records import StopReason, Task, Trajectory
 from agentkit.runs.labfile import blame, check_takes
+from agentkit.trajectories import verifier_kind
+from agentkit.verifiers import SHIPPED, verify
 
 Component = Callable[[Task, Trajectory], float | None]
 Reward = Mapping[str, tuple[Component, float]]  # each component with its weight
@@ -101,6 +103,22 @@ def score_all(tasks: Iterable[Task], trajectories: Iterable[Trajectory], reward:
             present[t.task_id] |= {name for name in reward if t.components[name] is not None}
     whole = [all(t.components[name] is not None for name in present[t.task_id]) for t in scored]
     return [t if same else replace(t, reward=None) for t, same in zip(scored, whole, strict=True)]
+
+
+def judged_again(tasks: Iterable[Task], trajectories: Iterable[Trajectory]) -> list[Trajectory]:
+    """The trajectories with what the lab file's verifiers say now; ``score`` keeps the verdicts it is given.
+
+    Those of shipped verifiers stay, and of trajectories that no verifier was asked about.
+    """
+    by_id = {task.id: task for task in tasks}
+    judged = []
+    for t in trajectories:
+        own = verifier_kind(by_id[t.task_id]) not in SHIPPED and t.answer is not None
+        if own and t.stop_reason not in (StopReason.ERROR, StopReason.TIME_LIMIT):
+            verdict = verify(by_id[t.task_id], t)
+            t = replace(t, success=verdict.value, why=verdict.why)
+        judged.append(t)
+    return judged
 
 
 def _at_once(component: Component, pairs: Sequence[tuple[Task, Trajectory]], threads: Executor) -> Component:

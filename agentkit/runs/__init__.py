@@ -35,6 +35,7 @@ from agentkit.runs.run import (
     project_root,
     secure,
     versions,
+    with_progress,
 )
 from agentkit.runs.schemas import SPLITS, fault
 from agentkit.runs.trajectory_files import (
@@ -42,6 +43,7 @@ from agentkit.runs.trajectory_files import (
     read_trajectories,
     task_problem,
     trajectory_from,
+    write_scores,
     write_tasks,
     write_trajectories,
 )
@@ -50,7 +52,7 @@ __all__ = [
     "Recipe", "RecipeError", "Run", "RunError", "SPLITS", "append_jsonl", "append_to", "check_name",
     "cut_jsonl", "default_folder", "digest", "disk_remedy", "encode_json", "fault", "find_file", "git_state",
     "load_run", "numbered_rows", "open_file", "parse_json", "project_root", "read_json", "read_jsonl",
-    "read_recipe", "read_rows", "read_tasks", "read_text", "read_trajectories", "secure", "task_problem",
-    "trajectory_from", "user_cache", "versions", "write_bytes", "write_json", "write_jsonl", "write_table",
-    "write_tasks", "write_trajectories", "writing",
+    "read_recipe", "read_rows", "read_tasks", "read_text", "read_trajectories", "secure",
+    "task_problem", "trajectory_from", "user_cache", "versions", "with_progress", "write_bytes", "write_json",
+    "write_jsonl", "write_scores", "write_table", "write_tasks", "write_trajectories", "writing",
 ]  # fmt: skip

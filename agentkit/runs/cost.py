@@ -30,6 +30,7 @@ PHASES = (
     "Final evaluation",  # controls included
     "Everything else",
 )
+PRICES = "prices.yaml"
 TIMINGS = ("rollout_seconds", "update_seconds", "val_seconds")  # of train/metrics.jsonl, phases 1 to 3
 
 
@@ -62,14 +63,25 @@ class Prices:
         return dataclasses.replace(rates, **longer)
 
 
-def read_prices(path: str | Path | None = None) -> Prices:
-    """Read the prices; by default params/prices.yaml of the project. Raises RecipeError."""
-    path = project_root() / "params" / "prices.yaml" if path is None else located(path)
+def read_prices(path: str | Path | None = None, near: str | Path | None = None) -> Prices:
+    """Read the prices; by default ``prices_file``, which may lie ``near``. Raises RecipeError."""
+    path = prices_file(near) if path is None else located(path)
     values = read_yaml(path, flat=False)
     if why := fault("prices", values):
         raise RecipeError(f"{path} is no price file ({why}). Write it like params/prices.yaml.")
     rates = {model: Rates(**seconds) for model, seconds in values.pop("rates").items()}
     return Prices(**values, rates=rates)
+
+
+def prices_file(near: str | Path | None = None) -> Path:
+    """params/prices.yaml of the project; where it has none, that of the project or folder where a recipe or
+    run lies, or else agentkit's own.
+    """
+    places = [project_root() / "params" / PRICES]
+    if near is not None:
+        places += [project_root(near) / "params" / PRICES, Path(near).parent / PRICES]
+    places.append(Path(__file__).parents[2] / "params" / PRICES)
+    return next((place for place in places if place.is_file()), places[0])
 
 
 # ---- from a recipe
@@ -267,9 +279,9 @@ def device_of(run: Run) -> str:
     """Whether a run was made on a CPU or on GPUs, as far as its version of torch and its model tell."""
     if str(run.manifest["versions"].get("torch")).endswith("+cpu"):
         return "CPU"
-    if not (project_root() / "params" / "prices.yaml").exists():  # outside a checkout
+    if not prices_file(run.path).exists():  # outside a checkout
         return "GPU"
-    return read_prices().rates_of(Recipe.of(run)).device
+    return read_prices(near=run.path).rates_of(Recipe.of(run)).device
 
 
 def _training_metrics(run: Run) -> pd.DataFrame:

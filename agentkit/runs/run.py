@@ -133,6 +133,7 @@ class Run:
                 )
         if name[:1].isdigit():  # drawing has no place in their order
             self._warn_of_earlier(name, recipe)
+            self.warn_of_other_lab(name, lab)
         entry = {
             "status": "running",
             "started": _now(),
@@ -174,6 +175,20 @@ class Run:
                     f"parameters cell, or run {stage} again, unless they are meant to differ.",
                     stacklevel=3,
                 )
+
+    def warn_of_other_lab(self, name: str, lab: str) -> None:
+        """Warn of stages before ``name`` that were executed with another lab file than the one with this
+        digest.
+        """
+        stages = sorted(self.manifest["stages"].items())
+        earlier = [(stage, entry) for stage, entry in stages if stage in WRITERS.values() and stage < name]
+        others = [stage for stage, entry in earlier if entry.get("lab", "") != lab]
+        if others:
+            warnings.warn(
+                f"the lab file has changed since {', '.join(others)} (executed with another one than here), "
+                f"so results of both are mixed: restore it, or run {others[0]} and what follows again.",
+                stacklevel=3,
+            )
 
     def end(self, name: str, status: str = "done", **extra: Any) -> None:
         """Mark a stage as done (or failed), with its seconds, and make every file of the run private."""
@@ -258,16 +273,20 @@ class Run:
             )
         return trajectories
 
-    def rollouts(self, steps: Iterable[int] | None = None) -> Iterator[tuple[int, list[Trajectory]]]:
+    def rollouts(
+        self, steps: Iterable[int] | None = None, *, tokens: bool = True
+    ) -> Iterator[tuple[int, list[Trajectory]]]:
         """Training trajectories of steps, or of all that are stored; one warning names the files left out.
+
+        ``tokens`` says what of them, as for ``read_trajectories``.
 
         Raises:
             RunError: none of the files can be used.
         """
         unread, numbers = [], list(self.steps if steps is None else steps)
-        for step in numbers:
+        for step in with_progress(numbers, "stored steps", "step"):
             try:
-                yield step, self.trajectories(step)
+                yield step, self.trajectories(step, tokens=tokens)
             except RunError as error:
                 unread.append(error)
         if unread and len(unread) == len(numbers):
@@ -299,6 +318,13 @@ def load_run(path: str | Path) -> Run:
             why = f"{run.path} is a file, not a run folder"
         raise RunError(f"{why}. Start one with notebook 01 or 'agentkit run'.")
     return run
+
+
+def with_progress(rows: Iterable[Any], label: str, unit: str, total: int | None = None) -> Iterable[Any]:
+    """The rows, of which a progress line tells from the fifth second on."""
+    from tqdm.auto import tqdm
+
+    return tqdm(rows, label, total, unit=unit, delay=5, leave=False)
 
 
 def secure(folder: str | Path) -> None:

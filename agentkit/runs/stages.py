@@ -68,6 +68,7 @@ def run_stages(
     """
     lab = files.get("lab", "")
     with _alone(run):
+        run.warn_of_other_lab(STAGES[first], lab)  # of what is not looked at below
         for stage in STAGES[first : last + 1]:
             if not anew and is_done(run, stage, recipe, lab):
                 print(f"{stage}: done, kept")

@@ -5,9 +5,10 @@ Leaves out writing files safely (files) and where they lie in a run (run).
 """
 
 import dataclasses
+import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,33 @@ from agentkit.runs.schemas import fault
 
 TEXTS = ("turns", "components")  # fields of a trajectory that are stored as JSON
 TOKENS = ("prompt_ids", "completion_ids", "action_mask", "old_logprobs")
+SCORES = ("success", "why", "components", "reward")  # fields that verifiers and rewards give
 CHOSEN_BY = ["task_id", "sample", "step", "reward"]  # columns from which rows are chosen
 _FILE = ("trajectory file", "Run the stage that writes it again")
 
 Choose = Callable[[list[dict]], Iterable[int]]  # numbers of the rows to read, from what CHOSEN_BY says of all
+
+
+class Unread(Sequence):
+    """Tokens that were not read: as many zeros, which take no memory, and equal where the tokens are."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self, length: int, digest: bytes):
+        self._held = length, digest
+
+    def __len__(self) -> int:
+        return self._held[0]
+
+    def __getitem__(self, place: int | slice) -> Any:
+        chosen = range(len(self))[place]
+        return (0,) * len(chosen) if isinstance(place, slice) else 0
+
+    def __eq__(self, other: object) -> bool:
+        return self._held == other._held if isinstance(other, Unread) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._held)
 
 
 # ---- trajectories as Parquet
@@ -59,33 +83,53 @@ def read_trajectories(
     """Read what write_trajectories wrote. Raises RunError when the file is missing or damaged.
 
     Args:
-        tokens: whether ids, masks and log-probabilities are wanted; without, completions are as many zeros.
+        tokens: whether ids, masks and log-probabilities are wanted; without they are ``Unread``.
         choose: which rows are; all by default.
     """
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     def part(table: Any) -> Any:
         if choose:
             chosen = choose(table.select(CHOSEN_BY).to_pylist())
             table = table.take(pa.array(chosen, pa.int64()))
-        if tokens:
+        if tokens or not _sound(table):  # then the row is named that is not
             return table
-        lengths = pc.list_value_length(table["completion_ids"])
-        return table.drop_columns(list(TOKENS)).append_column("length", lengths)
+        unread = [pa.array([_held(row) for row in table[name]]) for name in TOKENS[:2]]
+        table = table.drop_columns(list(TOKENS))
+        for name, column in zip(TOKENS, unread, strict=False):
+            table = table.append_column(name, column)
+        return table
 
     rows, trajectories, blank = parquet_rows(Path(path), *_FILE, part), [], {}
     try:
         for row in rows:
             texts = {name: parse_json(row[name]) for name in TEXTS if isinstance(row.get(name), str)}
-            if not tokens:
-                blank = dict.fromkeys(TOKENS, (0,) * (row.pop("length") or 0)) | {"prompt_ids": ()}
+            if not tokens and isinstance(row["completion_ids"], dict):
+                prompt, completion = (Unread(**row[name]) for name in TOKENS[:2])
+                blank = dict.fromkeys(TOKENS, completion) | {"prompt_ids": prompt}
                 texts |= dict.fromkeys(TOKENS, ())
             trajectories.append(trajectory_from(row | texts, blank))
     except ValueError as error:
         why = " ".join(f"row {len(trajectories) + 1}: {error}".split())[:300]
         raise RunError(f"{path} is not a {_FILE[0]} ({why}). {_FILE[1]}.") from None
     return trajectories
+
+
+def write_scores(path: str | Path, trajectories: Sequence[Trajectory]) -> Path:
+    """Write SCORES of a file's trajectories, in its order, into it; tokens and turns stay as they are.
+
+    Raises RunError as read_trajectories.
+    """
+    import pyarrow as pa
+
+    held = []
+    parquet_rows(Path(path), *_FILE, lambda table: held.append(table) or table.slice(0, 0))
+    (table,), rows = held, [_scores_row(trajectory) for trajectory in trajectories]
+    for name in SCORES:
+        at = table.schema.get_field_index(name)
+        field = table.schema.field(at)
+        table = table.set_column(at, field, pa.array([row[name] for row in rows], field.type))
+    return write_table(path, table)
 
 
 def count_tokens(path: str | Path) -> int:
@@ -103,9 +147,43 @@ def _trajectory_row(trajectory: Trajectory) -> dict[str, Any]:
     row = {field.name: getattr(trajectory, field.name) for field in dataclasses.fields(Trajectory)}
     turns = [dataclasses.asdict(turn) for turn in trajectory.turns]
     row["turns"] = json.dumps(finite(turns), ensure_ascii=True)  # ASCII: a model may emit lone surrogates
-    row["components"] = json.dumps(finite(trajectory.components))
     row["stop_reason"] = trajectory.stop_reason.value
-    return {k: _utf8(v) if isinstance(v, str) else v for k, v in row.items()}
+    return {k: _utf8(v) if isinstance(v, str) else v for k, v in row.items()} | _scores_row(trajectory)
+
+
+def _scores_row(trajectory: Trajectory) -> dict[str, Any]:
+    row = {name: getattr(trajectory, name) for name in SCORES}
+    return row | {"why": _utf8(trajectory.why), "components": json.dumps(finite(trajectory.components))}
+
+
+def _sound(table: Any) -> bool:
+    """Whether the token columns hold what a trajectory may, of all rows at once."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    columns = [table[name] for name in TOKENS]
+    if any(column.null_count or not pa.types.is_list(column.type) for column in columns):
+        return False
+    kinds = [column.type.value_type for column in columns]
+    if not (all(map(pa.types.is_integer, kinds[:3])) and pa.types.is_floating(kinds[3])):
+        return False
+    lengths = [pc.list_value_length(column) for column in columns[1:]]
+    flat = [pc.list_flatten(column) for column in columns]
+    ends = [pc.min_max(values).as_py() for values in flat[:3]]
+    return (
+        lengths[0].equals(lengths[1])
+        and lengths[0].equals(lengths[2])
+        and not any(values.null_count for values in flat)
+        and all((end["min"] or 0) >= 0 for end in ends)
+        and (ends[2]["max"] or 0) <= 1
+        and pc.all(pc.is_finite(flat[3])).as_py() is not False
+    )
+
+
+def _held(tokens: Any) -> dict[str, Any]:
+    """What ``Unread`` keeps of a row's list of tokens."""
+    values = tokens.values.to_numpy(zero_copy_only=False) if tokens.is_valid else b""
+    return {"length": len(values), "digest": hashlib.blake2b(values, digest_size=16).digest()}
 
 
 def _utf8(text: str) -> str:
@@ -198,7 +276,8 @@ def read_tasks(path: str | Path) -> list[Task]:
     """
     rows = [{"id": f"task-{n}"} | row for n, row in enumerate(read_jsonl(path, tolerant=False), start=1)]
     if problem := _suite_problem(rows):
-        raise RunError(f"{path}: {problem}. Mend it, or build the suite again with notebook 01.")
+        remedy = "Mend the line, or, where a run made the file, build it again with notebook 01."
+        raise RunError(f"{path}: {problem}. {remedy}")
     return [Task(**(row | ({"tools": tuple(row["tools"])} if "tools" in row else {}))) for row in rows]
 
 

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agentkit.records import Score, Task, Trajectory
+from agentkit.runs import with_progress
 from agentkit.tasks.expert import solve, unsolved
 from agentkit.tools import Passages, search_passages
 from agentkit.tools.corpus import Corpus
@@ -56,7 +57,7 @@ def audit(tasks: Sequence[Task], environments: Environments = MappingProxyType({
     by_check, seconds = defaultdict(list), defaultdict(list)
     with ThreadPoolExecutor(AT_ONCE) as pool:  # programs are tested beside each other
         checked = pool.map(lambda task: _checked(task, others.get(task.id), environments), tasks)
-        for task, (rows, spent) in zip(tasks, checked, strict=True):
+        for task, (rows, spent) in zip(with_progress(tasks, "audit", "task"), checked, strict=True):
             seconds[verifier_kind(task)] += spent
             for row in rows:
                 by_check[CHECKS.index(row["check"]), row["verifier"]].append(row)

@@ -50,7 +50,11 @@ async def _solve(task: Task, environment: object) -> Trajectory:
             raise PlanError(f"{task.prompt!r}: {step['tool']}({arguments}) failed: {why}")
         expected = step.get("expect")
         if expected is not None and not shows(step["tool"], result.observation, expected):
-            raise PlanError(f"{task.prompt!r}: {arguments} does not find {expected!r}")
+            raise PlanError(
+                f"{task.prompt!r}: {step['tool']}({arguments}) does not find {expected!r} in "
+                f"{result.observation!r:.160}: what a step expects is the whole reply, or ends it (of a tool "
+                f"named search, its first line) as in '... is {expected}.', maybe with a unit"
+            )
         values.append(result.observation if expected is None else expected)
         turns.append(Turn("", (0, 0), (result,)))
     answer = answer_of(task, values[-1]) if values else task.answer
@@ -103,12 +107,13 @@ def fill(arguments: dict[str, Any], values: Sequence[str | None]) -> dict[str, A
 def shows(tool: str, observation: str, value: str) -> bool:
     """Whether an observation gives the expected value.
 
-    A search states it in its first passage: a reader takes what comes first. Another tool returns just that,
-    as a search of one's own may.
+    It is all that a tool returns, or ends its sentence ("... is 65 euros."); that of a search is its first
+    passage, since a reader takes what comes first. Elsewhere in a reply it counts for nothing: a tool that
+    repeats what it was asked, or lists all it has, would show any value.
     """
-    stated = rf" is {re.escape(value)}(?: [a-z ]+)?\.$"
-    found = tool == "search" and re.search(stated, observation.split("\n")[0])
-    return bool(found) or observation.strip() == value
+    said = observation.split("\n")[0] if tool == "search" else observation.strip()
+    stated = rf" is {re.escape(value)}(?: [a-z ]{{1,80}})?\.$"
+    return observation.strip() == value or bool(re.search(stated, said))
 
 
 def answer_of(task: Task, last: str) -> str:

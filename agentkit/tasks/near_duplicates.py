@@ -19,7 +19,8 @@ MANY = 0.075  # of a family's prompts: as near-duplicates they would fill half o
 
 
 def near_duplicates(prompts: Sequence[str], families: Sequence[str] = ()) -> Iterator[tuple[int, int]]:
-    """Pairs of positions of prompts whose word pairs have a Jaccard similarity of at least ``SIMILAR``.
+    """Pairs of positions of prompts whose word pairs have a Jaccard similarity of at least ``SIMILAR``,
+    as many as connect all that such pairs connect.
 
     Pairs of words in more than half of a family's prompts, where it has ``LARGE`` or more, are left out; a
     prompt that holds nothing else keeps them. Where more than the share ``MANY`` of a family's prompts are
@@ -46,18 +47,29 @@ def _own_pairs(pairs: Sequence[frozenset[str]], groups: Sequence[Hashable]) -> l
 
 
 def _alike(pairs: Sequence[frozenset[str]]) -> Iterator[tuple[int, int]]:
+    from scipy.cluster.hierarchy import DisjointSet
+
     frequency = Counter(pair for words in pairs for pair in words)
-    index: dict[str, list[int]] = defaultdict(list)
+    together = DisjointSet(range(len(pairs)))
+    index = defaultdict(lambda: defaultdict(list))  # by pair, and by one that those listed are connected to
     for i, words in enumerate(pairs):
         rare_first = sorted(words, key=lambda pair: (frequency[pair], pair))
-        rarest = rare_first[: len(words) - ceil(SIMILAR * len(words)) + 1]
-        for j in dict.fromkeys(j for pair in rarest for j in index[pair]):
-            small, large = sorted((len(words), len(pairs[j])))
-            needed = SIMILAR / (1 + SIMILAR) * (small + large)  # pairs in common, for that Jaccard similarity
-            if small >= SIMILAR * large and len(words & pairs[j]) >= needed:
-                yield j, i
+        rarest, compared = rare_first[: len(words) - ceil(SIMILAR * len(words)) + 1], set()
+        for one, others in (held for pair in rarest for held in index[pair].items()):
+            for j in others if not together.connected(one, i) else ():
+                if j not in compared and _similar(words, pairs[j]):
+                    together.merge(j, i)
+                    yield j, i
+                    break  # the rest are connected to it
+                compared.add(j)
         for pair in rarest:
-            index[pair].append(i)
+            index[pair][together[i]].append(i)
+
+
+def _similar(one: frozenset[str], other: frozenset[str]) -> bool:
+    small, large = sorted((len(one), len(other)))
+    needed = SIMILAR / (1 + SIMILAR) * (small + large)  # pairs in common, for that Jaccard similarity
+    return small >= SIMILAR * large and len(one & other) >= needed
 
 
 def _word_pairs(prompt: str) -> frozenset[str]:

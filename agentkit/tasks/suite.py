@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from agentkit.records import SuiteError, Task
-from agentkit.runs import read_tasks, task_problem, write_tasks
+from agentkit.runs import read_tasks, task_problem, with_progress, write_tasks
 from agentkit.runs.files import located
 from agentkit.runs.labfile import blame
 from agentkit.runs.recipe import listed
@@ -105,7 +105,8 @@ class Suite:
         for position, name in enumerate(names):
             count = n_tasks // len(names) + (position < n_tasks % len(names))
             rng = random.Random(f"{seed}-{name}")
-            drafted += _draft_family(known[name], corpus, count, rng, name, prompts, new)
+            drafts = _draft_family(known[name], corpus, count, rng, name, prompts, new)
+            drafted += with_progress(drafts, f"family {name}", "task", count)
         for name in sorted(new - {stratum(task) for task in drafted}):
             warnings.warn(f"new_templates names {name!r}, of which no task was drafted", stacklevel=2)
         environments = {name: known[name].environment for name in names}
@@ -195,13 +196,12 @@ def _draft_family(
     name: str,
     prompts: set[str],
     new: set[str],
-) -> list[Task]:
+) -> Iterator[Task]:
     """``count`` tasks whose prompts are new to ``prompts``; adds them there, and marks those in ``new``."""
-    tasks: list[Task] = []
-    uses: Counter[str] = Counter()
+    found, uses = 0, Counter[str]()
     limit = most = max(3, int(count * MAX_SHARE))  # tasks of an entity combination, of an answer
     misses, often, full, why = 0, "", "", " (its draft returned None each time)"
-    while len(tasks) < count and (misses < MAX_MISSES or (often and most < int(COMMON * count))):
+    while found < count and (misses < MAX_MISSES or (often and most < int(COMMON * count))):
         if misses == MAX_MISSES:
             misses, often, most = 0, "", min(2 * most, int(COMMON * count))
         misses += 1
@@ -223,19 +223,18 @@ def _draft_family(
         except PlanError as error:
             why = f" (last failure: {error})"
             continue
-        misses, full = 0, ""
+        misses, full, found = 0, "", found + 1
         prompts.add(question)
         uses.update({task.answer, *combinations})
         task = dataclasses.replace(task, family=name, difficulty=difficulty(calls))
         if stratum(task) in new:
             task = dataclasses.replace(task, meta=task.meta | {"new_template": True})
-        tasks.append(with_content_id(task))
-    if len(tasks) < count:
+        yield with_content_id(task)
+    if found < count:
         raise SuiteError(
-            f"family {name} gave only {len(tasks)} different tasks of the {count} asked for (their prompts "
-            f"differ, whatever reset adds){'; ask for fewer' * bool(tasks)}{often or full or why}"
+            f"family {name} gave only {found} different tasks of the {count} asked for (their prompts "
+            f"differ, whatever reset adds){'; ask for fewer' * bool(found)}{often or full or why}"
         )
-    return tasks
 
 
 def _drafted(draft: Draft | None, corpus: Corpus, rng: random.Random, name: str) -> Task | None:

@@ -103,7 +103,7 @@ class Work:
         return max(n for n in numbers if self.lab.recipe.sft_batch % n == 0)
 
     def measure(self, name: str) -> tuple[list[Trajectory], list[Trajectory]]:
-        """Measure a policy of the run on the test (``Lab.measure``), spread over all cards."""
+        """Measure a policy on the test (``Lab.measure``), spread over all cards; no tokens are read back."""
         return self._measure(name)[:2]
 
     def baseline(self) -> tuple[list[Trajectory], list[Trajectory], str]:
@@ -114,8 +114,8 @@ class Work:
         start = time.monotonic()
         sifted = self.sample(f"{JOBS}:measure", name=name, **arguments)["sifted"]
         self._done["measured"][name] = round(time.monotonic() - start, 1)
-        greedy = self.run.trajectories(f"{name}_greedy", tokens=False)  # counted only
-        return self.run.trajectories(name), greedy, sifted
+        measured = (self.run.trajectories(own, tokens=False) for own in (name, f"{name}_greedy"))
+        return *measured, sifted
 
     def control(self, name: str) -> dict[str, float]:
         """Train one of the recipe's controls and measure it; what it learnt from."""

@@ -153,7 +153,7 @@ def _in_format(turn: Turn, codec: ChatCodec, place: str) -> str:
     asked = [(call.name, call.arguments) for call in parsed.calls]
     told = [pair for r in turn.results if (pair := (r.name, r.arguments)) in asked]
     if len(turn.results) != len(asked) or told != sorted(told, key=asked.index):
-        raise RunError(f"{place}: the {len(asked)} calls of a turn need a reply each, in their order")
+        raise RunError(f"{place}: the {len(asked)} calls of a turn need a reply each, in order or by id")
     if codec.format == "search_r1" and len(asked) > 1:
         raise RunError(f"{place}: {len(asked)} calls in one turn; in search_r1's form give each its own turn")
     try:

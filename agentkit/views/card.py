@@ -446,7 +446,7 @@ def _suite(card: _Card) -> list[Markup]:
 
 
 def _cost(card: _Card) -> list[Markup]:
-    spent, prices = cost.actual(card.run), cost.read_prices()
+    spent, prices = cost.actual(card.run), cost.read_prices(near=card.run.path)
     if not spent:
         return [card.missing("No stage of this run has finished, so nothing was spent yet.")]
     source = prices.rates_of(Recipe.of(card.run)).source

@@ -3,6 +3,8 @@
 A point that stands for a run links to its run card. Leaves out every number drawn (evaluation.sweeps).
 """
 
+import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,9 @@ from agentkit.views.plots.style import (
     whiskers,
 )
 
+MOST = 12  # arms in colour: more would be told apart by nobody
+WIDTH, ENTRY = 640, 60  # pixels of a legend on a narrow page, and of an entry beside its name
+GREY = {"color": "rgba(138,145,156,0.45)", "width": 1}
 _SHARE = {"tickformat": ".0%", "minallowed": -0.02, "maxallowed": 1.02}
 OFF = (
     "whiskers: the difference from the dotted arm, at the level that decides: off its line is better or worse"
@@ -91,28 +96,63 @@ def _seeds(ablation: Ablation, name: str) -> dict[str, Any]:
 def learning_curves(ablation: Ablation) -> go.Figure:
     """Validation success by step, the mean over seeds in a band from the lowest to the highest."""
     question = "How fast does each arm learn?"
-    figure = go.Figure()
-    for i, (name, seeds) in enumerate(ablation.training.items()):
-        by_step = _by_step(seeds, "val_success")
-        low, high, colour = by_step.min(axis=1), by_step.max(axis=1), COLOURS[i % len(COLOURS)]
-        _band(figure, by_step.index, low, high, colour, name)
-        line = {"color": colour, "width": 2, "dash": ("solid", "dash", "dot")[i // len(COLOURS) % 3]}
+    figure, coloured = go.Figure(), _coloured(ablation)
+    for name, seeds in _grey_first(ablation, coloured):
+        by_step, colour = _by_step(seeds, "val_success"), coloured.get(name)
+        look = {"line": GREY, "mode": "lines", "showlegend": False}
+        if colour:
+            _band(figure, by_step.index, by_step.min(axis=1), by_step.max(axis=1), colour, name)
+            dash = ("solid", "dash", "dot")[list(coloured).index(name) // len(COLOURS) % 3]
+            look = {"line": {"color": colour, "width": 2, "dash": dash}, "mode": "lines+markers"}
         figure.add_scatter(
-            x=by_step.index, y=by_step.mean(axis=1), name=escaped(name), legendgroup=name, line=line,
-            mode="lines+markers", hovertemplate="step %{x}: %{y:.1%}",
+            x=by_step.index, y=by_step.mean(axis=1), name=escaped(name), legendgroup=name,
+            hovertemplate="step %{x}: %{y:.1%}", **look,
         )  # fmt: skip
     if not figure.data:
         return empty("No arm of this sweep is trained", question)
     return dressed(
         figure,
         question,
-        "lines: mean over seeds, ended ones as they were last; bands: from the lowest seed to the highest",
+        f"lines: mean over seeds, ended ones as they were last; bands: from the lowest seed to the highest"
+        f"{_others(ablation, coloured)}",
         xaxis_title_text="optimiser step",
         yaxis=_SHARE | {"title_text": "success on validation tasks"},
-        height=430,
         showlegend=True,
-        **BELOW,
+        **_with_legend(430, coloured),
     )
+
+
+def _coloured(ablation: Ablation) -> dict[str, str]:
+    """The colours of the trained arms; of very many only of the one compared with, the cheapest good one, the
+    best and worst, and those that differ most.
+    """
+    names = list(ablation.training)
+    if len(names) > MOST:
+        best_first = sorted(names, key=lambda name: -(ablation.arms[name]["success"] or 0.0))
+        shown = [test for test in ablation.paired if test["verdict"] in ("better", "worse")]
+        shown.sort(key=lambda test: -abs(test["diff"]))
+        wanted = [ablation.against, ablation.sweet_spot(), *best_first[:3], *best_first[-3:]]
+        wanted += [test["arm"] for test in shown]
+        kept = list(dict.fromkeys(name for name in wanted if name in ablation.training))[:MOST]
+        names = [name for name in names if name in kept]
+    return {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(names)}
+
+
+def _grey_first(ablation: Ablation, coloured: Mapping[str, str]) -> list[tuple[str, dict[int, pd.DataFrame]]]:
+    return sorted(ablation.training.items(), key=lambda arm: arm[0] in coloured)
+
+
+def _others(ablation: Ablation, coloured: Mapping[str, str]) -> str:
+    number = len(ablation.training) - len(coloured)
+    return f"; grey: {number} other{'s' * (number > 1)}" if number else ""
+
+
+def _with_legend(height: int, names: Iterable[str]) -> dict[str, Any]:
+    """A figure's layout with room for as many rows as its legend takes."""
+    names = list(names)
+    columns = max(1, WIDTH // (ENTRY + max(map(len, names), default=0) * 8))
+    more = 19 * (math.ceil(len(names) / columns) - 1)
+    return BELOW | {"height": height + more, "margin": BELOW["margin"] | {"b": BELOW["margin"]["b"] + more}}
 
 
 def _by_step(seeds: dict[int, pd.DataFrame], column: str) -> pd.DataFrame:
@@ -132,46 +172,53 @@ def _band(figure: go.Figure, x: pd.Index, low: pd.Series, high: pd.Series, colou
 def success_by_compute(ablation: Ablation) -> go.Figure:
     """Test success against the completion tokens of training; a star marks the cheapest good arm."""
     question, spot, arms = "What does success cost?", ablation.sweet_spot(), ablation.arms
-    figure, aside = go.Figure(), _aside([arms[name]["million_tokens"] for name in ablation.training])
-    for i, (name, seeds) in enumerate(ablation.training.items()):
-        colour, arm = COLOURS[i % len(COLOURS)], arms[name]
+    figure, coloured = go.Figure(), _coloured(ablation)
+    aside = dict(zip(coloured, _aside([arms[name]["million_tokens"] for name in coloured]), strict=True))
+    for name, seeds in _grey_first(ablation, coloured):
+        colour, arm = coloured.get(name), arms[name]
         x, y = (_by_step(seeds, column).mean(axis=1) for column in ("million_tokens", "val_success"))
         own = {"name": escaped(name), "legendgroup": name}
-        line = {"color": colour, "width": 1.5, "dash": "dot"}
+        line = {"color": colour, "width": 1.5, "dash": "dot"} if colour else GREY
         figure.add_scatter(x=x, y=y, mode="lines", line=line, hoverinfo="skip", showlegend=False, **own)
+        whisker = whiskers([arm["success"]], *([end] for end in arm["ci95"]), color=colour)
+        marker = {"color": colour, "size": 9} if colour else {"color": GREY["color"], "size": 6}
         figure.add_scatter(
-            x=[arm["million_tokens"] + aside[i]],
+            x=[arm["million_tokens"] + aside.get(name, 0.0)],
             customdata=[arm["million_tokens"]],
             y=[arm["success"]],
-            error_y=whiskers([arm["success"]], *([end] for end in arm["ci95"]), color=colour),
+            error_y=whisker if colour else None,
             mode="markers",
-            marker={"color": colour} | ({"size": 16, "symbol": "star"} if name == spot else {"size": 9}),
+            marker=marker | ({"size": 16, "symbol": "star"} if name == spot else {}),
+            showlegend=colour is not None,
             hovertemplate="%{customdata:.2f} million completion tokens: %{y:.1%}",
             **own,
-        )  # fmt: skip
+        )
     if not ablation.training:
         return empty("No arm of this sweep is trained", question)
     star = f"; star: {spot}, the cheapest not shown to be worse than the best" if spot else ""
     return dressed(
         figure,
         question,
-        f"dotted: validation, ended seeds as they were last; points: test{star}",
+        f"dotted: validation, ended seeds as they were last; points: test{star}{_others(ablation, coloured)}",
         xaxis={
             "title_text": "million completion tokens in training, tool replies included",
             "rangemode": "tozero",
         },
         yaxis=_SHARE | {"title_text": "success"},
-        height=450,
         showlegend=True,
-        **BELOW,
+        **_with_legend(450, coloured),
     )
 
 
 def _aside(costs: list[float]) -> list[float]:
-    """How far to move arms of nearly equal cost, so that they stand side by side, the cheaper one left."""
+    """How far to move arms of nearly equal cost, so that they stand side by side, the cheaper one left.
+
+    However many they are, none is moved by more than 3 % of the axis.
+    """
     width, order = 0.02 * max(costs, default=0.0), sorted(range(len(costs)), key=costs.__getitem__)
     alike = [[j for j in order if abs(costs[j] - cost) < width] for cost in costs]
-    return [width * (own.index(i) - (len(own) - 1) / 2) for i, own in enumerate(alike)]
+    steps = [min(width, 3 * width / max(len(own) - 1, 1)) for own in alike]
+    return [steps[i] * (own.index(i) - (len(own) - 1) / 2) for i, own in enumerate(alike)]
 
 
 def transfer(ablation: Ablation) -> go.Figure:
