@@ -33,6 +33,7 @@ from agentkit.runs import (
     Run,
     find_file,
     read_json,
+    with_progress,
     write_json,
     write_scores,
     write_trajectories,
@@ -237,8 +238,11 @@ class Lab:
     def wrong_plans(self, suite: Suite) -> list[dict[str, Any]]:
         """Rows as of an audit, one for each task whose plan does not lead to a right answer."""
         rows = []
-        for task in suite:
-            if task.meta.get("plan") is None or task.family not in self.families:
+        for task in with_progress(list(suite), "plans", "task"):
+            is_gold = (
+                not task.meta.get("plan") or verifier_kind(task) == "judge"
+            )  # the audit tries the answer
+            if is_gold or task.family not in self.families:
                 continue
             row = {"check": "plan", "verifier": verifier_kind(task), "passed": False, "task": task.id}
             try:
@@ -247,7 +251,7 @@ class Lab:
             except (PlanError, TypeError, ValueError) as error:  # of a verifier, what an audit says too
                 rows.append(row | {"answer": "", "value": None, "why": str(error)})
                 continue
-            if score.value != 1.0:
+            if score.value == 0.0:
                 why = f"{task.prompt!r} has the answer {task.answer!r}; its plan gives {solution.answer!r}"
                 rows.append(row | {"answer": solution.answer, "value": score.value, "why": why})
         return rows
@@ -456,10 +460,12 @@ class Lab:
         again and stored so, and a warning says how many verdicts changed.
         """
         entry = run.manifest["stages"].get("02_baseline", {})
-        if entry.get("judged", entry.get("lab", "")) == self.digest:
+        is_own = any(verifier_kind(task) not in verifiers.SHIPPED for task in tasks)
+        if not is_own or entry.get("judged", entry.get("lab", self.digest)) == self.digest:
             return
-        changed = total = 0
-        for name in (f"{policy}{suffix}" for policy in policies for suffix in ("", "_greedy")):
+        changed, total = 0, 0
+        measured = [policy for policy in policies if policy in ("base", "sft")]  # by notebook 02
+        for name in (f"{policy}{suffix}" for policy in measured for suffix in ("", "_greedy")):
             held = run.trajectories(name)
             again = judged_again(tasks, held)
             other = sum(one.success != two.success for one, two in zip(held, again, strict=True))
@@ -468,7 +474,7 @@ class Lab:
                 write_trajectories(run.file("eval", f"{name}.parquet"), again)
         run.update(stages={"02_baseline": entry | {"judged": self.digest}})
         warnings.warn(
-            f"02_baseline was executed with another lab file: the answers of {', '.join(policies)} were "
+            f"02_baseline was executed with another lab file: the answers of {', '.join(measured)} were "
             f"judged again by this one's verifiers, which changed {changed} of {total} verdicts in eval/; "
             "baseline.json keeps what the other one said",
             stacklevel=2,

@@ -577,14 +577,12 @@ def test_registering_replaces_the_users_own_and_no_shipped_kind(kinds):
     for wrong in (lambda answer: 1.0, lambda answer, gold, tolerance: 1.0, 5):
         with pytest.raises(ValueError, match=r"'odd' cannot be called with \(answer, gold\)"):
             register({"odd": wrong})
-    for wrong in (
-        lambda answer, gold, task=None: 1.0,
-        lambda answer, gold, *, trajectory=None, state=(): 1.0,
-    ):
-        with pytest.raises(
-            ValueError, match=r"'(task|state)', which nobody fills: .* task's verifier options"
-        ):
-            register({"odd": wrong})
+    register({"odd": lambda answer, gold, *, state=(): float(bool(state))})
+    with pytest.warns(UserWarning, match=r"'state', which no option fills: .* verifier options"):
+        assert verify(Task("t", "p", "g", {"kind": "odd"}), "a").value == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert verify(Task("t", "p", "g", {"kind": "odd", "state": [1]}), "a").value == 1
 
 
 def test_a_kind_that_another_file_has_registered_is_replaced_with_a_warning(kinds, tmp_path):

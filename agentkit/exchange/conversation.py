@@ -114,7 +114,7 @@ def _said(turn: Turn) -> tuple[str, ParsedTurn]:
 
 def encode_record(trajectory: Trajectory) -> str:
     """The whole trajectory as ASCII JSON: exact for floats, and for text that UTF-8 lacks."""
-    return json.dumps(dataclasses.asdict(trajectory))
+    return json.dumps(dataclasses.asdict(trajectory), default=list)  # or RunError, where tokens were not read
 
 
 def decode_record(text: str, where: str) -> Trajectory:

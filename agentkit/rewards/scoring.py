@@ -13,7 +13,8 @@ from dataclasses import replace
 from numbers import Real
 from typing import Self
 
-from agentkit.records import StopReason, Task, Trajectory
+from agentkit.records import Score, StopReason, Task, Trajectory
+from agentkit.runs import with_progress
 from agentkit.runs.labfile import blame, check_takes
 from agentkit.trajectories import verifier_kind
 from agentkit.verifiers import SHIPPED, verify
@@ -108,17 +109,24 @@ def score_all(tasks: Iterable[Task], trajectories: Iterable[Trajectory], reward:
 def judged_again(tasks: Iterable[Task], trajectories: Iterable[Trajectory]) -> list[Trajectory]:
     """The trajectories with what the lab file's verifiers say now; ``score`` keeps the verdicts it is given.
 
-    Those of shipped verifiers stay, and of trajectories that no verifier was asked about.
+    Those of shipped verifiers stay, of trajectories that no verifier was asked about, and those of which the
+    verifier says nothing now.
     """
     by_id = {task.id: task for task in tasks}
-    judged = []
-    for t in trajectories:
+
+    def judged(t: Trajectory) -> Trajectory:
         own = verifier_kind(by_id[t.task_id]) not in SHIPPED and t.answer is not None
-        if own and t.stop_reason not in (StopReason.ERROR, StopReason.TIME_LIMIT):
+        if not own or t.stop_reason in (StopReason.ERROR, StopReason.TIME_LIMIT):
+            return t
+        try:
             verdict = verify(by_id[t.task_id], t)
-            t = replace(t, success=verdict.value, why=verdict.why)
-        judged.append(t)
-    return judged
+        except ValueError as error:  # a kind that is gone
+            verdict = Score(None, str(error))
+        return t if verdict.value is None else replace(t, success=verdict.value, why=verdict.why)
+
+    held = list(trajectories)
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        return list(with_progress(threads.map(judged, held), "judged again", "answer", len(held)))
 
 
 def _at_once(component: Component, pairs: Sequence[tuple[Task, Trajectory]], threads: Executor) -> Component:

@@ -182,7 +182,7 @@ class Run:
         """
         stages = sorted(self.manifest["stages"].items())
         earlier = [(stage, entry) for stage, entry in stages if stage in WRITERS.values() and stage < name]
-        others = [stage for stage, entry in earlier if entry.get("lab", "") != lab]
+        others = [stage for stage, entry in earlier if entry.get("judged", entry.get("lab", lab)) != lab]
         if others:
             warnings.warn(
                 f"the lab file has changed since {', '.join(others)} (executed with another one than here), "

@@ -26,7 +26,7 @@ Choose = Callable[[list[dict]], Iterable[int]]  # numbers of the rows to read, f
 
 
 class Unread(Sequence):
-    """Tokens that were not read: as many zeros, which take no memory, and equal where the tokens are."""
+    """Tokens that were not read: their number, and equal where the tokens are. To look at one is an error."""
 
     __slots__ = ("_held",)
 
@@ -37,8 +37,7 @@ class Unread(Sequence):
         return self._held[0]
 
     def __getitem__(self, place: int | slice) -> Any:
-        chosen = range(len(self))[place]
-        return (0,) * len(chosen) if isinstance(place, slice) else 0
+        raise RunError("these trajectories were read without their tokens: run.trajectories(name) reads them")
 
     def __eq__(self, other: object) -> bool:
         return self._held == other._held if isinstance(other, Unread) else NotImplemented

@@ -46,7 +46,7 @@ _READINGS = {  # want the answer alone: where it stands in a sentence
     "numeric": (digits_occur, numbers),
 }
 _IN_WORDS = frozenset((*_READINGS, "symbolic"))
-_UNFILLED = {"task", "environment", "env", "state"}  # what people expect to be given, and nobody gives
+_UNFILLED = frozenset(("task", "environment", "env", "state"))  # expected by people, given by options alone
 _SHORT = SHIPPED - {"code", "symbolic", "judge"}  # neither a program, reasoning that ends in a box, nor prose
 
 
@@ -58,18 +58,12 @@ def register(kinds: Mapping[str, Verifier]) -> None:
             [0, 1]. A function without the parameter ``trajectory`` is given none.
 
     Raises:
-        ValueError: a shipped kind's name, something that cannot be called like this, or a parameter such as
-            ``task`` that nobody fills.
+        ValueError: a shipped kind's name, or something that cannot be called like this.
     """
     for kind, verifier in kinds.items():
         if kind in SHIPPED:
             raise ValueError(f"the verifier {kind!r} ships with agentkit: give yours another name")
         check_takes(f"the verifier {kind!r}", verifier, "answer", "gold")
-        if unfilled := _UNFILLED & _looks_at(verifier):
-            raise ValueError(
-                f"the verifier {kind!r} has a parameter {min(unfilled)!r}, which nobody fills: put what it "
-                "needs into the task's verifier options; what was called stands in trajectory"
-            )
         codes = (getattr(own, "__code__", None) for own in (KINDS.get(kind), verifier))
         before, now = (getattr(code, "co_filename", "") for code in codes)
         if before != now and os.path.isfile(before):
@@ -203,6 +197,12 @@ def verify(task: Task, answer: str | Trajectory | None) -> Score:
     kind = options.pop("kind", None)
     if kind not in SHIPPED:  # one of yours may change what it is given, which is the suite's
         options = deepcopy(options)
+        if kind in KINDS and (unfilled := _UNFILLED & _looks_at(KINDS[kind]) - options.keys()):
+            warnings.warn(
+                f"the verifier {kind!r} has a parameter {min(unfilled)!r}, which no option fills: "
+                "put what it needs into the task's verifier options; what was called stands in trajectory",
+                stacklevel=2,
+            )
     options.setdefault("question", task.prompt)
     if wrong := {"answer", "gold", "trajectory"} & options.keys():
         raise ValueError(f"no option of a verifier may be called {min(wrong)!r}, which it is given anyway")
