@@ -48,6 +48,7 @@ _OTHER_DATES = (  # 1789年7月14日, 14.7.1789
     ),
 )
 _SHORT = ((re.compile(r"\bSt\.? (?=[A-Z])"), "Saint "), (re.compile(r"\bMt\.? (?=[A-Z])"), "Mount "))
+_STROKES = str.maketrans("łŁøØđĐı⁄", "lLoOdDi/")  # that NFKD leaves whole
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -179,7 +180,7 @@ def _tokens(text: str) -> list[str]:
     if text.isascii():
         return [piece.strip() for piece in _PIECE.findall(_EMPHASIS.sub(r"\2", text.replace("&", " and ")))]
     text = _DASH.sub("-", _EMPHASIS.sub(r"\2", _POWER.sub(lambda power: f"^{power[0]}", text)))
-    text = _ACCENT.sub("", unicodedata.normalize("NFKD", text.replace("&", " and "))).replace("⁄", "/")
+    text = _ACCENT.sub("", unicodedata.normalize("NFKD", text.replace("&", " and "))).translate(_STROKES)
     signs = {position for sign in _SIGNS.finditer(text) for position in range(*sign.span())}
     spaced = ""
     for position, character in enumerate(text):

@@ -378,6 +378,7 @@ def converts(unit: str, other: str) -> bool:
 @lru_cache(maxsize=4096)
 def is_unit(text: str) -> bool:
     """Whether Pint knows a unit of this name; not by accident, as hats are hecto-technical atmospheres."""
+    text = text.replace("metre", "meter").replace("litre", "liter")
     if _pint_unit(text) is None:
         return False
     if not re.fullmatch("[a-z]{3,}", text) or text in ("kcal", "mmol", "mbar", "kgs", "kms"):

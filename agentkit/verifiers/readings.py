@@ -21,13 +21,14 @@ _AMOUNT = re.compile(
     r"(?<!\\)\$(?=-?\d(?:[^$\n\\]|\\.)*(?:\n|\Z|\s\$|\$\d))"
 )  # a dollar that opens no mathematics
 _COUNTED = re.compile(  # no second number
-    rf"([-+$€£\d.,/ ×·^]*\d(?:[\s-](?:{'|'.join(MULTIPLES)})(?=\s))?)\s*"
+    rf"([-−+$€£\d.,/ ×·^]*\d(?:[\s-](?:{'|'.join(MULTIPLES)})(?=\s))?)\s*"
     r"([^\d\s](?:\D|(?<=\^)\d|(?<=\^-)\d)*)"
 )
 _PERCENT = frozenset(("%", "percent", "per cent"))
 _ASKED_PERCENT = re.compile(r"\b(?:what|which)\s+(?:(?:is|was) the\s+)?per ?cent(?:age)?\b", re.IGNORECASE)
 _IN_PERCENT = re.compile(  # in the last sentence
-    r"\b(?:how many\s+|in\s+|as an?\s+)per ?cent(?:age)?\b(?![\s-]*points?)[^.?!]*[.?!]?\s*\Z", re.IGNORECASE
+    r"\b(?:how many\s+|in\s+|as an?\s+)per ?cent(?:age)?\b(?![\s-]*points?)(?:[^.?!]|\.\d)*[.?!]?\s*\Z",
+    re.IGNORECASE,
 )
 _PASSAGE = re.compile(r"\s*\[\d+\]")  # a search result copied out
 _DIGITS = re.compile(r"\d[\d.,' {}\\!]*")

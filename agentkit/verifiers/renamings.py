@@ -15,7 +15,7 @@ _WH = re.compile(r"\b(?:who|whom|whose|which|what|where|when|how|why)\b", re.IGN
 _WHO = re.compile(r"\bwho(?:m|se)?\b", re.IGNORECASE)
 _TITLE = re.compile(r"(?:sir|dame|dr|prof|professor|herr|monsieur)\b\.?\s+", re.IGNORECASE)
 _KIND = re.compile(  # which river .., what is the deepest lake ..
-    r"\b(?:which|what)\s+(?:(?:is|was)\s+the\s+(?:[\w-]+\s+){0,3}?)?"
+    r"\b(?:which|what)\s+(?:(?:is|was)\s+the\s+(?:[\w-]+\s+){0,3}?|(?-i:[A-Z])[\w.]*\s+)?"
     r"(lake|river|mountain|peak|volcano|ocean|sea|desert|king|queen|pope|emperor|president|gas|planet|element)"
     r"\b(?!['’]|\s+and\b|,)",
     re.IGNORECASE,
@@ -136,10 +136,16 @@ def _without_birth(answer: str, question: str) -> str | None:
     )
 
 
-def _formula(answer: str, question: str) -> str | None:
-    is_formula = (
-        "_" in answer and _CHEMICAL.fullmatch(answer[:80].strip()) and "formula" in question.casefold()
+def _in_year(answer: str, question: str) -> str | None:
+    year = re.fullmatch(r"[Ii]n (?:the year )?(\d{3,4})", answer.strip(" .*"))
+    return (
+        year[1] if year and re.search(r"\b(?:when|what year|which year)\b", question, re.IGNORECASE) else None
     )
+
+
+def _formula(answer: str, question: str) -> str | None:
+    asks = re.search(r"\b(?:formula|gas|molecule|compound|substance|acid)\b", question, re.IGNORECASE)
+    is_formula = asks and "_" in answer and _CHEMICAL.fullmatch(answer[:80].strip())
     return re.sub(r"\\(?:text|mathrm|ce)|[${}_\s]", "", answer) if is_formula else None
 
 
@@ -155,7 +161,7 @@ def _joined(answer: str, question: str) -> str | None:
     return _INITIALS.sub(lambda initials: initials[0].replace(".", ""), answer)
 
 
-_FORMS = (_untitled, _without_kind, _without_birth, _formula, _century, _joined)
+_FORMS = (_untitled, _without_kind, _without_birth, _in_year, _formula, _century, _joined)
 
 
 # ---- an answer beside a gold one

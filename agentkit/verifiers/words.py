@@ -139,6 +139,9 @@ def is_measured(unit: str, question: str) -> bool:
     """Whether a unit is that of the quantity a question asks for, and the only one of its kind there."""
     asking = re.split(r"[.!?]\s+(?=\S)", question.strip())[-1].casefold()
     of = next((base for base, asks in _QUANTITY.items() if re.search(asks, asking)), "")
+    scales = {scale[-1] for scale in re.findall(r"\d\s?°\s?[CF]", question)}
+    if re.fullmatch(r"°\s?[CF]", unit) and scales == {unit[-1]}:
+        return True
     given = {part for words in _GIVEN.findall(question) for part in words.split("/")}
     alike = {part for part in given if converts(part, unit)}
     others = {part for part in given - alike if is_unit(part)}
