@@ -127,6 +127,7 @@ _ONE_REGISTRY = threading.Lock()  # lru_cache alone lets two threads make one ea
 _NO_UNIT = ("as", "at", "are", "he", "in")
 _LARGEST = Fraction(sys.float_info.max)
 _SPELLINGS = dict.fromkeys(("percent", "per cent", "percentage", "pct"), "%")
+_SPELLINGS["¢"] = "cent"
 _SPELLINGS |= dict.fromkeys(("°", "circ", "deg", "degree"), "degree")
 _FOREIGN = {  # units in other languages, by Pint's name
     "h": "stunde stunden heure heures hora horas ora ore uur час часа часов 小时 小時 時間",

@@ -96,6 +96,7 @@ _HOPES = re.compile(r"\W*I hope (?:it|this) is (?:correct|right)\W*")  # as Mine
 _CHOICE = re.compile(r"\(?([A-J])\)?[).:,]{0,2}\s+(\S.{0,200})", re.DOTALL)
 _PLAIN = (
     (re.compile(r"\\displaystyle(?![A-Za-z])\s*|(?<!\\)\\[()]"), ""),
+    (re.compile(r"(?<=\d)\\text\{s\}"), "s"),  # 1940s
     (re.compile(r"\^\{(-?\d+)\}"), r"^\1"),
     (re.compile(r"(?<=[A-Za-z])\\,(?=[A-Za-z])"), " "),
     (re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![A-Za-z])"), "°"),

@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from agentkit.verifiers.numbers import in_digits, same_unit
 
 Equal = Callable[[str, str], bool]
+_KNOWN_AS = re.compile(
+    r"\A(?:also known as|a\.?k\.?a\.?|pen name of|real name|born(?: as)?|formerly)\s+", re.I
+)
 _COUNTS = re.compile(r"\bhow many\b", re.IGNORECASE)
 _WH = re.compile(r"\b(?:who|whom|whose|which|what|where|when|how|why)\b", re.IGNORECASE)
 _WHO = re.compile(r"\bwho(?:m|se)?\b", re.IGNORECASE)
@@ -90,6 +93,7 @@ def same_thing(answer: str, golds: Iterable[str], question: str, equal: Equal) -
     ):
         return False
     outer, _, inner = answer.strip(" .").removesuffix(")").partition("(")  # Myanmar (Burma), both right
+    inner = _KNOWN_AS.sub("", inner)
     if answer.strip(" .").endswith(")") and all(any(equal(t, g) for g in golds) for t in (outer, inner)):
         return True
     forms = {form(answer, question) for form in _FORMS} - {None, answer}

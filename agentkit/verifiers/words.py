@@ -122,6 +122,7 @@ def asked_for(words: str, question: str) -> bool:
     if bare[0] in RATES and " ".join(bare) not in question.casefold().rpartition("how ")[2]:
         return False  # 100 a day
     counted, measured = (_asked_words(pattern, question) for pattern in (_HOW_MANY, _MEASURED_IN))
+    measured = [phrase for phrase in measured if not phrase[:1].isupper()]  # in April
     if any(is_unit(phrase.split()[0]) for phrase in counted):
         measured = []  # how many hours, shown in minutes
     elif is_unit(words.strip()) and not counted:
