@@ -364,12 +364,11 @@ def _is_statement(tokens: list[Token], first: int, last: int, said: Asked, *, is
     """Whether the known words around an answer say that it is what was asked."""
     lexemes = [lexeme(word) for word, _, _ in tokens]
     before, after = lexemes[:first], lexemes[last:]
-    if not before and after[:1] and after[0] in COMMAS:
-        return False  # helium, neon, krypton
     if lexemes[last - 1][-1:].isdigit() and _is_other_rate(tokens, last, said):
         return False  # 100 a day
     if (
-        lexemes[first] in _RELATIONS
+        (not before and after and after[0] in COMMAS)  # helium, neon, krypton
+        or lexemes[first] in _RELATIONS
         or lexemes[last - 1] in _AROUND
         or (len(after) > 1 and after[0] in _JOIN and (after[0] in _AND or after[1][:1].isdigit()))
     ):
