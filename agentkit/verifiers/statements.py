@@ -395,20 +395,12 @@ def _is_statement(tokens: list[Token], first: int, last: int, said: Asked, *, is
     if not content:
         words = {word for word in before + after if word[:1].isalpha()}
         return is_part or not words <= _SMALL - {said.preposition}
-    if len(before + after) < 2:
-        return False  # New Rupiah
+    twice = (word for word in content if content.count(word) > max(1, said.words.count(word)))
+    if any(map(str.isascii, twice)) or len(before + after) < 2:
+        return False  # the neighbour's neighbour; New Rupiah
     anaphor = {"it", "that", "this"}.intersection(before) and said.clause.issuperset(content)
     needed = said.needed if said.sought.isdisjoint(lexemes) else frozenset()
     if needed and needed.isdisjoint(content) and not (anaphor or said.counted.issuperset(content)):
-        return False
-    verbs = [position for position, word in enumerate(lexemes) if word == said.agent]
-    is_noun = verbs and _word(tokens, verbs[-1] - 1) in _ARTICLES | {"that", "who", "which"}  # the author of
-    if (
-        said.agent
-        and verbs
-        and not is_noun
-        and (said.agent in after) == bool({"by", "von", "par"} & {*before})
-    ):
         return False
     return _is_about(tokens, lexemes, first, last, said)
 
