@@ -82,9 +82,7 @@ def test_a_stateful_environment_a_verifier_of_calls_and_a_reward_reach_every_not
 
 
 @pytest.mark.slow
-def test_a_test_that_is_imitated_is_told_and_demonstrations_of_which_none_is_right_are_refused(
-    tmp_path, capsys
-):
+def test_a_test_that_is_imitated_is_told_and_demonstrations_of_which_none_is_right(tmp_path):
     step = {"tool": "calculator", "arguments": {"expression": "2 + 2"}}
     rows = [{"prompt": f"How much is two and two, friend {i}?", "answer": "4", "verifier": "numeric",
              "meta": {"plan": [step]}} for i in range(40)]  # fmt: skip
@@ -92,9 +90,8 @@ def test_a_test_that_is_imitated_is_told_and_demonstrations_of_which_none_is_rig
     recipe = SMALL | {"tasks": "rows.jsonl", "sft": True, "sft_transcripts": 1, "max_turns": 1}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
     ask = ["run", str(tmp_path / "mine.yaml"), "--run", str(tmp_path / "run"), "--to", "02"]
-    assert (
-        main(ask) == 2 and "no demonstration of an expert who never errs is right" in capsys.readouterr().err
-    )
+    told = "no demonstration of an expert who never errs is right"
+    assert main(ask) == 0 and told in outputs(tmp_path / "run", "02_baseline")
     messages = [
         [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": "Answer: 4"}]
         for row in rows
