@@ -7,6 +7,7 @@ sentence that asks. Leaves out which sentence is read, and the unit (frames).
 """
 
 import re
+from functools import lru_cache
 from itertools import pairwise
 
 from agentkit.verifiers.masks import FORMULA, IS_BOX, IS_MASK, MARKUP, STYLE, compact
@@ -103,6 +104,7 @@ def echoes(before: str, after: str, formulas: list[str], question: str, *, marke
     return _is_counted(back, said, marked=marked) and (marked or _compares_alike(front, back, said))
 
 
+@lru_cache(maxsize=64)
 def is_otherwise(sentence: str, question: str) -> bool:
     """Whether a sentence asks or supposes, or is of another person, time or quantity than is asked about."""
     if not question:
@@ -239,7 +241,7 @@ def _is_echo(words: list[str], place: int, box: int, said: Asked, formulas: list
     amounts = {word for how, word in pairwise(said.asking) if how in ("much", "many", "what", "which")}
     if word in _PERCENT:
         return not amounts.isdisjoint(_PERCENT)
-    if word in sections()["twist"] | sections()["loose"]:
+    if word in sections()["twist"] or word in sections()["loose"]:
         compares = said.compares and (form == said.compares or (word == "than" and "compar" in said.asking))
         return (compares and place > box) or form in amounts or _is_beside(words, place, said)
     return word in silent_words() or word in _RATES or form in said.words

@@ -5,7 +5,7 @@ Words are compared without their endings, in families of data/frames.txt. Leaves
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import dropwhile, takewhile
@@ -206,9 +206,11 @@ def _content(text: str) -> list[str]:
 
 def beside(words: list[str], position: int) -> tuple[str, str]:
     """The nearest words that say something on either side."""
-    silent = silent_words() | COMMAS
-    before = next((word for word in reversed(words[:position]) if word not in silent), "")
-    return before, next((word for word in words[position + 1 :] if word not in silent), "")
+
+    def nearest(side: Iterable[str]) -> str:
+        return next((word for word in side if word not in silent_words() and word not in COMMAS), "")
+
+    return nearest(reversed(words[:position])), nearest(words[position + 1 :])
 
 
 def _counted(clause: str) -> set[str]:
@@ -285,6 +287,7 @@ def says(form: str) -> bool:
     """Whether a word says something by itself."""
     return (
         form[:1].isalpha()
-        and form not in silent_words() | sections()["answer"]
+        and form not in silent_words()
+        and form not in sections()["answer"]
         and (len(form) > 1 or not form.isascii())
     )

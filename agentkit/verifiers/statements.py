@@ -241,7 +241,8 @@ def without_working(text: str, said: Asked) -> str:
 def explains(text: str, said: Asked) -> bool:
     """Whether words only explain an answer: the question's, names, and those known to."""
     for word, start, _ in tokens_of(text, phrases_of()):
-        name = text[start].isupper() and word not in sections()["twist"] | sections()["loose"] and start > 0
+        twists = word in sections()["twist"] or word in sections()["loose"]
+        name = text[start].isupper() and not twists and start > 0
         known = name or word in COMMAS | DASHES or word in _AROUND or word in OPERATORS or word[:1].isdigit()
         known = known or IS_MASK.match(word) or word in _explaining() or word in _MONEY
         if not known and (lexeme(word) not in said.words or word in sections()["twist"]):
