@@ -239,10 +239,8 @@ class Lab:
         """Rows as of an audit, one for each task whose plan does not lead to a right answer."""
         rows = []
         for task in with_progress(list(suite), "plans", "task"):
-            is_gold = (
-                not task.meta.get("plan") or verifier_kind(task) == "judge"
-            )  # the audit tries the answer
-            if is_gold or task.family not in self.families:
+            untried = not task.meta.get("plan") or verifier_kind(task) == "judge"
+            if untried or task.family not in self.families:
                 continue
             row = {"check": "plan", "verifier": verifier_kind(task), "passed": False, "task": task.id}
             try:
@@ -463,20 +461,24 @@ class Lab:
         is_own = any(verifier_kind(task) not in verifiers.SHIPPED for task in tasks)
         if not is_own or entry.get("judged", entry.get("lab", self.digest)) == self.digest:
             return
-        changed, total = 0, 0
+        changed, total, unanswered = 0, 0, []
         measured = [policy for policy in policies if policy in ("base", "sft")]  # by notebook 02
         for name in (f"{policy}{suffix}" for policy in measured for suffix in ("", "_greedy")):
             held = run.trajectories(name)
-            again = judged_again(tasks, held)
+            again = judged_again(tasks, held, unanswered)
             other = sum(one.success != two.success for one, two in zip(held, again, strict=True))
             changed, total = changed + other, total + len(held)
             if other:
                 write_trajectories(run.file("eval", f"{name}.parquet"), again)
-        run.update(stages={"02_baseline": entry | {"judged": self.digest}})
+        kept = ""
+        if unanswered:
+            kept = f"; {len(unanswered)} got none ({unanswered[0]:.200}) and keep theirs until the next time"
+        else:
+            run.update(stages={"02_baseline": entry | {"judged": self.digest}})
         warnings.warn(
             f"02_baseline was executed with another lab file: the answers of {', '.join(measured)} were "
-            f"judged again by this one's verifiers, which changed {changed} of {total} verdicts in eval/; "
-            "baseline.json keeps what the other one said",
+            f"judged again by this one's verifiers, which changed {changed} of {total} verdicts in eval/{kept}"
+            "; baseline.json keeps what the other one said",
             stacklevel=2,
         )
 

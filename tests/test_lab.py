@@ -445,6 +445,11 @@ def test_what_another_lab_file_judged_is_judged_again_before_it_is_compared(reci
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             again.judge_alike(run, ["sft"], tasks)  # as it is
+    (tmp_path / "mine.py").write_text(before.replace("answer.strip() == gold", "1 / 0"))
+    for _ in range(2):  # a verifier that does not answer: verdicts stay, and it is asked the next time
+        with pytest.warns(UserWarning, match=f"0 of {n} verdicts in eval/; {n} got none .*division by zero"):
+            Lab.open(recipe).judge_alike(run, ["sft"], tasks)
+        assert {t.success for t in run.trajectories("sft")} == {1.0}
 
 
 # ---- transcripts

@@ -106,11 +106,13 @@ def score_all(tasks: Iterable[Task], trajectories: Iterable[Trajectory], reward:
     return [t if same else replace(t, reward=None) for t, same in zip(scored, whole, strict=True)]
 
 
-def judged_again(tasks: Iterable[Task], trajectories: Iterable[Trajectory]) -> list[Trajectory]:
+def judged_again(
+    tasks: Iterable[Task], trajectories: Iterable[Trajectory], unanswered: list[str] | None = None
+) -> list[Trajectory]:
     """The trajectories with what the lab file's verifiers say now; ``score`` keeps the verdicts it is given.
 
     Those of shipped verifiers stay, of trajectories that no verifier was asked about, and those of which the
-    verifier says nothing now.
+    verifier says nothing now, which ``unanswered`` is given the reasons of.
     """
     by_id = {task.id: task for task in tasks}
 
@@ -122,8 +124,12 @@ def judged_again(tasks: Iterable[Task], trajectories: Iterable[Trajectory]) -> l
             verdict = verify(by_id[t.task_id], t)
         except ValueError as error:  # a kind that is gone
             verdict = Score(None, str(error))
-        return t if verdict.value is None else replace(t, success=verdict.value, why=verdict.why)
+        if verdict.value is None:
+            reasons.append(verdict.why)
+            return t
+        return replace(t, success=verdict.value, why=verdict.why)
 
+    reasons = [] if unanswered is None else unanswered
     held = list(trajectories)
     with ThreadPoolExecutor(AT_ONCE) as threads:
         return list(with_progress(threads.map(judged, held), "judged again", "answer", len(held)))

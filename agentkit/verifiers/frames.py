@@ -318,7 +318,7 @@ def _echoed_number(sentence: str, formulas: list[str], question: str) -> str | N
         return None
     before, after = text[: said[0].start()], text[said[0].end() :]
     unit = _echoed_unit(before, after, formulas, question, marked=False)
-    return None if unit is None or not re.search("[^\W\d_]{2}", before + after) else said[0][0] + unit
+    return None if unit is None or not re.search(r"[^\W\d_]{2}", before + after) else said[0][0] + unit
 
 
 def _is_unit_name(words: str) -> bool:
