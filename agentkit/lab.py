@@ -477,8 +477,8 @@ class Lab:
             run.update(stages={"02_baseline": entry | {"judged": self.digest}})
         warnings.warn(
             f"02_baseline was executed with another lab file: the answers of {', '.join(measured)} were "
-            f"judged again by this one's verifiers, which changed {changed} of {total} verdicts in eval/{kept}"
-            "; baseline.json keeps what the other one said",
+            f"judged again by this one's verifiers, which changed {changed} of {total} verdicts in eval/"
+            f"{kept}; baseline.json keeps what the other one said",
             stacklevel=2,
         )
 
