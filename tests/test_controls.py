@@ -1,9 +1,9 @@
-"""SFT controls at the compute of GRPO: what they cost is counted, and both train for real."""
+"""SFT with more data and rejection sampling beside GRPO: what they cost is counted, and both train for real."""
 
 from __future__ import annotations
 
 import dataclasses
-from itertools import cycle, islice
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -26,10 +26,12 @@ from agentkit.runs import (
 )
 from agentkit.runs.recipe import Recipe, RecipeError
 from agentkit.tasks.family import Family
+from agentkit.tools.outages import momentary
 from agentkit.training import controls, jobs
 from agentkit.training.controls import fresh_demonstrations, grpo_tokens, train_control, up_to
 from agentkit.training.launch import Work
 from agentkit.training.sft import demonstrations, token_count
+from agentkit.trajectories import results_of
 
 RECIPE = {"sft": False, "sft_transcripts": 1, "sft_batch": 8, "sft_learning_rate": 1e-3, "lora_r": 2,
           "prompts_per_step": 1, "group_size": 4, "micro_batch": 4, "num_iterations": 1,
@@ -79,27 +81,31 @@ def test_up_to_crosses_the_line_once(finished):
     assert len(many) == 3 * len(stored)
 
 
-def test_fresh_demonstrations_never_end_and_differ_from_the_cold_starts(suite, tokenizer):
+def test_more_demonstrations_are_drawn_anew(suite, tokenizer):
     careless = lab_with(RECIPE | {"flaw_in_head": 0.5, "flaw_malformed": 0.3})
     tasks = suite.split("train")[:6]
-    found = list(islice(fresh_demonstrations(careless, tasks, tokenizer), 18))
-    batches = [[t.completion_ids for t in found[i : i + 6]] for i in (0, 6, 12)]
-    batches.append([t.completion_ids for t in demonstrations(careless, tasks, tokenizer)])
-    assert all(a != b for i, a in enumerate(batches) for b in batches[:i])
+    first, more = (make(careless, tasks, tokenizer) for make in (demonstrations, fresh_demonstrations))
+    assert [t.completion_ids for t in first] != [t.completion_ids for t in more]
 
 
-def test_fresh_demonstrations_are_of_other_tasks_where_a_few_are_demonstrated(suite, tokenizer):
+def test_more_demonstrations_are_of_every_task_where_the_cold_start_has_a_few(suite, tokenizer):
     lab, tasks = lab_with(RECIPE | {"sft_tasks": 3}), suite.split("train")[:20]
-    found = [t.task_id for t in islice(fresh_demonstrations(lab, tasks, tokenizer), 6)]
-    first = [t.task_id for t in demonstrations(lab, tasks, tokenizer)]
-    assert first == [t.task_id for t in demonstrations(lab, tasks, tokenizer, lab.recipe.seed)]
-    assert len({*map(frozenset, (first, found[:3], found[3:]))}) == 3
+    assert len(demonstrations(lab, tasks, tokenizer)) == 3
+    assert [t.task_id for t in fresh_demonstrations(lab, tasks, tokenizer)] == [task.id for task in tasks]
 
 
-def test_sft_on_more_data_processes_as_many_tokens_as_grpo(finished, suite):
-    trained, _, figures = train_control("sft_more", lab_with(RECIPE), finished, suite.split("train")[:10])
-    longest = max(figures["tokens"] / figures["trajectories"] * 3, 1)
-    assert figures["grpo_tokens"] <= figures["tokens"] < figures["grpo_tokens"] + longest
+@pytest.mark.parametrize(("planted", "fails"), [(0.0, False), (0.9, True)])
+def test_demonstrations_are_recorded_where_no_tool_fails(suite, tokenizer, planted, fails):
+    """Unless the recipe says so; what rollouts meet (tool_failures) is another matter."""
+    lab = lab_with(RECIPE | {"tool_failures": 0.9, "sft_tool_failures": planted, "max_turns": 30})
+    shown = demonstrations(lab, suite.split("train")[:8], tokenizer)
+    assert any(momentary(result) for t in shown for result in results_of(t)) == fails
+
+
+def test_sft_with_more_data_imitates_every_task(finished, suite):
+    lab = lab_with(RECIPE | {"sft_transcripts": 2})
+    trained, _, figures = train_control("sft_more", lab, finished, suite.split("train")[:10])
+    assert figures["trajectories"] == 20
     assert finished.file("sft_more", "adapter_model.safetensors").exists() and not hasattr(
         trained, "peft_config"
     )

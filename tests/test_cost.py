@@ -53,7 +53,10 @@ def test_counts_by_hand():
     }
     more = counts(Recipe.from_mapping(SMALL | {"controls": "sft_more,rft", "resample_correct": True}))
     assert (more["rollouts"], more["updates"], more["final"]) == (80, 40, 3 * 15 * 5)
-    assert (more["control rollouts"], more["control updates"]) == (80, 2 * 40)  # sft_more samples nothing
+    assert (more["control rollouts"], more["control updates"]) == (
+        80,
+        40 + 70 * 2,
+    )  # sft_more samples nothing
     twice = Recipe.from_mapping(SMALL | {"num_iterations": 2, "sft": False})
     assert (counts(twice)["rollouts"], counts(twice)["updates"], counts(twice)["demonstrations"]) == (
         20,

@@ -18,7 +18,7 @@ from agentkit.runs.recipe import Recipe
 from agentkit.training import checkpoint_folders, grpo
 from agentkit.training.grpo import train
 from agentkit.training.guards import Guards, is_finite_step, too_many_unscored
-from agentkit.training.validation import spread_over
+from agentkit.training.validation import one_standard_error, spread_over
 
 
 # ---- decisions
@@ -207,6 +207,22 @@ def test_training_ends_early_without_improvement(tmp_path, monkeypatch):
 def test_validation_that_stands_still_is_no_improvement_and_the_later_adapter_is_kept(tmp_path):
     ended = train(make_trainer(tmp_path / "run", patience=2, val_every=1))
     assert ended == {"best_val_success": 0.0, "best_step": 2, "steps": 2, "ended": "patience"}
+
+
+def test_a_standard_error_of_a_success_rate():
+    assert one_standard_error(0.5, 25) == pytest.approx(0.1) and one_standard_error(
+        0.36, 64
+    ) == pytest.approx(0.06)
+    assert one_standard_error(-1.0, 9) == one_standard_error(0.0, 9) == one_standard_error(1.0, 9) == 0.0
+
+
+@pytest.mark.parametrize(("before", "kept"), [(0.04, 2), (0.3, 0)])
+def test_the_last_adapter_within_a_standard_error_of_the_best_is_kept(tmp_path, monkeypatch, before, kept):
+    """The tiny agent solves nothing; of 25 tasks 0.04 is a case by chance and 0.3 is not."""
+    trainer = make_trainer(tmp_path / "run", val_every=1, steps=2)
+    trainer.best = (before, 0)
+    monkeypatch.setattr(trainer, "validation", [trainer.validation[0]] * 25)
+    assert train(trainer)["best_step"] == kept
 
 
 def test_a_training_that_ends_early_is_validated_at_its_end(tmp_path, monkeypatch):

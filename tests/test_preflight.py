@@ -23,7 +23,7 @@ from agentkit.preflight.autopsies import AUTOPSIES
 from agentkit.preflight.checks import advantages, dead_share, fit_beta, repeatable, smallest_useful
 from agentkit.preflight.forecasting import forecast, longer_by_expert
 from agentkit.preflight.probe import probe, saying
-from agentkit.preflight.reward_checks import _constant
+from agentkit.preflight.reward_checks import _constant, gold
 from agentkit.records import StopReason, Task, ToolResult, TrainingError, Trajectory, Turn
 from agentkit.rewards import Product, correctness, plan, toolrla, with_noise
 from agentkit.rollouts import rollout
@@ -609,6 +609,18 @@ def test_gold_that_met_outages_only_refuses_no_run(suite, tokenizer):
     lab = Lab.open(Recipe(group_size=2, model="nano", tool_failures=0.9, max_turns=90))
     found, _ = examine(lab, ScriptedPolicy(tokenizer, name="sft"), suite.split("train"))
     assert found["Gold trajectories"].light != "red", found["Gold trajectories"].finding
+
+
+@pytest.mark.parametrize(("refused", "light"), [(1, "green"), (2, "red")])
+def test_a_share_of_the_gold_refuses_a_run_and_one_case_does_not(rollouts, refused, light):
+    """Three of the 32 met a limit: that is for the item on limits, not for the reward's."""
+    tasks, sampled, golden = rollouts
+    golden = [replace(golden[i % len(golden)], reward=1.0) for i in range(32)]
+    failed = replace(golden[0], success=0.0, why="other")
+    limited = replace(failed, stop_reason=StopReason.TOKEN_LIMIT)
+    given = [*[failed] * refused, *[limited] * 3, *golden[refused + 3 :]]
+    item = gold(given, groups_by_task(sampled), {}, {})
+    assert item.light == light, item.finding
 
 
 def test_the_forecast_is_of_the_whole_run_and_of_what_is_done_already(tmp_path):

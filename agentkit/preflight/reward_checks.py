@@ -17,13 +17,13 @@ from agentkit.preflight.report import Item, gold_ids, ids
 from agentkit.records import Task, Trajectory
 from agentkit.rewards import Product, Reward, score
 from agentkit.tools.outages import momentary
-from agentkit.trajectories import EQUAL, members, results_of
+from agentkit.trajectories import EQUAL, members, met_limit, results_of
 from agentkit.verifiers import verify
 
 SLACK = 0.25  # of what a gold trajectory earns may be taken by penalties such as a price a turn
 DOMINANT = 0.7  # of the reward's variance comes from one component,
 BESIDES = 0.3  # where success explains less than this
-GOLD_ODDS = 0.02  # gold trajectories that may fail: a corpus may hold a fact twice
+GOLD_ODDS = 0.05  # share of gold trajectories that may fail: a corpus may hold a fact twice
 NOTHING = "Nothing in the reward depends on being right: add correctness."
 CALLS = (
     "The reward looks at the calls and never at the final answer: with a wrong one they earn as much. "
@@ -40,12 +40,15 @@ def gold(golden: Sequence[Trajectory], groups: Groups, reward: Reward, right: Ma
 
     ``right`` are the values of ``being_right``.
     """
-    # what failed for the moment as often as the expert repeats a call says nothing of the reward
-    golden = [t for t in golden if t.success == 1.0 or not any(map(momentary, results_of(t)[-1:]))]
-    name, n = "Gold trajectories", len(golden)
+    name = "Gold trajectories"
     if not golden:
         advice = "Give tasks a plan (meta['plan']), so that the reward can be tried on gold trajectories."
         return Item(name, "amber", "There is no scripted expert for these tasks.", advice)
+    golden = [t for t in golden if t.success == 1.0 or not _cut_short(t)]
+    n = len(golden)
+    if not golden:
+        advice = "See the items on limits and tools."
+        return Item(name, "amber", "No gold trajectory came to its end.", advice)
     refused = [t for t in golden if t.success is not None and t.success < 1.0]
     if len(refused) > GOLD_ODDS * n:
         finding = f"The verifier refuses {len(refused)} of {n} gold trajectories ({refused[0].why[:120]})."
@@ -58,6 +61,11 @@ def gold(golden: Sequence[Trajectory], groups: Groups, reward: Reward, right: Ma
         advice = f"Mend what fails on them: {_listed([name for name, _ in failing.most_common()])}."
         return Item(name, "red", finding, advice, gold_ids(unscored))
     return _gold_earnings(name, golden, groups, reward, right)
+
+
+def _cut_short(trajectory: Trajectory) -> bool:
+    """Whether a limit or a failure of the moment ended it, which says nothing of the reward."""
+    return met_limit(trajectory) or any(map(momentary, results_of(trajectory)[-1:]))
 
 
 def _gold_earnings(

@@ -120,8 +120,8 @@ def counts(recipe: Recipe, n_test: int = 0, dead: float = 0.0) -> dict[str, int]
     """How many trajectories a recipe asks for, by what for; ``n_test`` is a test that is known.
 
     ``dead`` is the share of groups that teach nothing, which others may replace (``replacing``). Each control
-    is trained on as many as GRPO and tested as it is; rft samples as many, and hindsight, which goes on until
-    all is solved, is counted with one round.
+    is tested as GRPO is. sft_more is trained on every task's demonstrations, the others on as many as GRPO;
+    rft samples as many, and hindsight, which goes on until all is solved, is counted with one round.
     """
     recipe = _planned(recipe)
     sizes = _sizes(recipe)
@@ -142,7 +142,9 @@ def counts(recipe: Recipe, n_test: int = 0, dead: float = 0.0) -> dict[str, int]
         "validation": validations(recipe) * min(recipe.val_tasks, validation) * recipe.val_samples,
         "final": evaluated * (1 + len(controls)),
         "control rollouts": rollouts * ("rft" in controls) + once * ("hindsight" in controls),
-        "control updates": updates * len(controls),
+        "control updates": sum(
+            train * recipe.sft_transcripts if n == "sft_more" else updates for n in controls
+        ),
     }
 
 

@@ -201,6 +201,13 @@ class Recipe:
     sft: bool = _key(False, "fine-tune the agent on demonstrations first", stages="235")
     sft_tasks: int = _key(0, "training tasks that are demonstrated; 0 is all", 0, 1_000_000, stages="2")
     sft_transcripts: int = _key(2, "demonstrations for each training task", 1, 64, stages="2")
+    sft_tool_failures: float = _key(
+        0.0,
+        "chance that a tool call fails while the expert demonstrates; see tool_failures",
+        0,
+        0.9,
+        stages="25",
+    )
     sft_epochs: int = _key(1, "passes over the demonstrations", 1, 50, stages="2")
     sft_learning_rate: float = _key(
         1e-4, "peak learning rate of the cold start, after 10 steps", 0, 1, stages="2"
@@ -346,7 +353,7 @@ class Recipe:
     hindsight_learning_rate: float = _key(1e-5, "of hindsight replay", 0, 1, stages="5")
     controls: str = _key(
         "",
-        "what GRPO is compared with besides, at its compute: sft_more, rft, hindsight; with commas",
+        "what GRPO is compared with besides: sft_more (SFT on every task), rft, hindsight; with commas",
         stages="5",
         listed=True,
         words=("sft_more", "rft", "hindsight"),

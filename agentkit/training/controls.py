@@ -1,10 +1,10 @@
 """What GRPO is compared with: SFT on more demonstrations, rejection-sampled SFT, and hindsight replay.
 
-All start where GRPO started, from the SFT model. The first two process as many training tokens as GRPO did:
-prompts and completions of every stored trajectory, once for each optimiser step on them; rejection sampling
-also samples as many trajectories. GRPO's validation and its reference model are not counted. Hindsight replay
-stops when it is done, and its figures tell what it took. Leaves out measuring and comparing them (notebook
-05).
+All start where GRPO started, from the SFT model. SFT with more data imitates fresh demonstrations of every
+training task, ``sft_transcripts`` each. Rejection sampling samples as many trajectories as GRPO did and
+processes as many training tokens: prompts and completions of every stored trajectory, once for each optimiser
+step on them; GRPO's validation and its reference model are not counted. Hindsight replay stops when it is
+done. Leaves out measuring and comparing them (notebook 05).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import count, cycle
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from agentkit.policies.loading import agent_of, make_policy
@@ -61,12 +62,11 @@ def train_control(name: str, lab: Lab, run: Run, tasks: Sequence[Task]) -> tuple
         trained, rounds = hindsight(lab, agent, tokenizer, replayed, run)
         tokens, learnt = sum(row["tokens"] for row in rounds), sum(row["lessons"] for row in rounds)
     else:
-        endless = (
+        found = (
             fresh_demonstrations(lab, tasks, tokenizer)
             if name == "sft_more"
-            else cycle(own_right_answers(lab, run, agent, tokenizer, tasks))
+            else up_to(budget, cycle(own_right_answers(lab, run, agent, tokenizer, tasks)))
         )
-        found = up_to(budget, endless)
         short = min(WARMUP, len(found) // recipe.sft_batch // 4)  # a short control outlasts its warm-up
         options = {"num_train_epochs": 1, "warmup_steps": short}
         trained, _ = fine_tune(agent, tokenizer, found, recipe, run.file(name), **options)
@@ -85,12 +85,10 @@ def up_to(tokens: int, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
     return found
 
 
-def fresh_demonstrations(lab: Lab, tasks: Sequence[Task], tokenizer: Any) -> Iterable[Trajectory]:
-    """Demonstrations without end; ``sft_tasks`` and the expert's flaws fall anew in each batch, and unlike
-    the cold start's.
-    """
-    for batch in count(1):
-        yield from demonstrations(lab, tasks, tokenizer, lab.recipe.seed + batch * SEED_STEP)
+def fresh_demonstrations(lab: Lab, tasks: Sequence[Task], tokenizer: Any) -> list[Trajectory]:
+    """Demonstrations of every training task, whatever ``sft_tasks`` is; the expert's flaws fall anew."""
+    every = replace(lab, recipe=replace(lab.recipe, sft_tasks=0))
+    return demonstrations(every, tasks, tokenizer, lab.recipe.seed + SEED_STEP)
 
 
 def own_right_answers(

@@ -72,7 +72,12 @@ def demonstrations(
     if 0 < recipe.sft_tasks < len(planned):
         planned = random.Random(f"{seed}-sft").sample(planned, recipe.sft_tasks)
     policy = ScriptedPolicy(tokenizer, Flaws(**recipe.flaws), name="expert")
-    options = lab.options(group_size=recipe.sft_transcripts, seed=seed, progress="demonstrations")
+    options = lab.options(
+        group_size=recipe.sft_transcripts,
+        seed=seed,
+        progress="demonstrations",
+        tool_failures=recipe.sft_tool_failures,
+    )
     return rollout(planned, policy, **options)
 
 

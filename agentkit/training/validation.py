@@ -1,10 +1,13 @@
-"""Validation during training: success on held-out tasks at intervals, and the best adapter kept.
+"""Validation during training: success on held-out tasks at intervals, and which adapter is kept.
+
+That is the last one within a standard error of the best: a few tasks cannot tell closer ones apart.
 
 Leaves out the test, which training never sees (lab.measure), and stopping early (guards).
 """
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Sequence
@@ -26,6 +29,11 @@ def spread_over(tasks: Sequence[Task], count: int) -> list[Task]:
     return [tasks[i * len(tasks) // count] for i in range(count)]
 
 
+def one_standard_error(success: float, n_tasks: int) -> float:
+    """Of a success rate in [0, 1] over so many tasks: what validation cannot tell apart."""
+    return math.sqrt(max(success, 0.0) * (1 - success) / n_tasks)
+
+
 class Validated:
     """Mixin of a GRPOTrainer with ``recipe``, ``run``, ``validation``, ``best`` and ``guards``.
 
@@ -33,7 +41,7 @@ class Validated:
     """
 
     def validate(self) -> None:
-        """Success on the validation tasks, sampled as in training; the adapter is kept if none was better."""
+        """Success on the validation tasks, sampled as in training, and the adapter if it is to be kept."""
         if not self.validation:
             return
         start = time.monotonic()
@@ -52,12 +60,12 @@ class Validated:
             )
             return
         summary = summarize(sampled, self.validation)
-        better = summary["success"] > self.best[0]
-        if summary["success"] >= self.best[0]:  # of equals the last is kept
+        best, success = self.best[0], summary["success"]
+        if success >= best - one_standard_error(best, len(self.validation)):
             model, out = self.accelerator.unwrap_model(self.model), self.run.file("adapter")
             on_main_process(lambda: save_adapter(model, self.processing_class, out))
-            self.best = (summary["success"], self.state.global_step)
-        self.guards.validated(better)
+            self.best = (max(best, success), self.state.global_step)
+        self.guards.validated(success > best)
         self._measured |= metrics.validation_metrics(summary, sampled, time.monotonic() - start)
 
 
