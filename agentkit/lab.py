@@ -320,8 +320,7 @@ class Lab:
         A sentence says how many of them ``train_tasks`` will leave out, as GRPO-TCR does (tasks.pass_rates).
         """
         count, tasks = self.recipe.filter_rollouts, suite.split("train")
-        if os.environ.get("RANK", "0") == "0":
-            run.file(PASS_RATES).unlink(missing_ok=True)  # of another policy
+        _on_main_process(lambda: run.file(PASS_RATES).unlink(missing_ok=True))  # of another policy
         if not count:
             return "filter_rollouts is 0: no training task is left out"
         options = self.options(seed=self.recipe.seed, group_size=count)
@@ -333,8 +332,7 @@ class Lab:
             tried = _rollout(some, policy, "sift", **options)
             scored = {t.task_id for t in tried if t.success is not None}  # the others stay
             rates |= pass_rates([task for task in some if task.id in scored], tried)
-        if os.environ.get("RANK", "0") == "0":
-            write_json(run.file(PASS_RATES), rates)
+        _on_main_process(lambda: write_json(run.file(PASS_RATES), rates))
         never, always = (sum(rate == bound for rate in rates.values()) for bound in (0.0, 1.0))
         return f"of {len(rates)} training tasks, {never} are never and {always} always solved, and left out"
 
@@ -406,8 +404,8 @@ class Lab:
             label = f"{policy.name}, {'greedy' if suffix else 'sampled'}"
             options = self.options(seed=self.recipe.seed, progress=label, **changes)
             measured.append(_rollout(tasks, policy, f"{policy.name}{suffix}", **options))
-            if os.environ.get("RANK", "0") == "0":
-                write_trajectories(run.file("eval", f"{policy.name}{suffix}.parquet"), measured[-1])
+            path = run.file("eval", f"{policy.name}{suffix}.parquet")
+            _on_main_process(partial(write_trajectories, path, measured[-1]))
         return measured[0], measured[1]
 
     def gaia(
@@ -594,9 +592,24 @@ class Lab:
         return html.fragment(*held, folded)
 
 
+def _is_alone() -> bool:
+    """Whether no other process can do this job, which is known without torch."""
+    return int(os.environ.get("WORLD_SIZE", "1")) == 1
+
+
+def _on_main_process(work: Callable[[], Any]) -> None:
+    """Do something in the first process only, where several do this job."""
+    if _is_alone():
+        work()
+        return
+    from agentkit.policies.process_group import on_main_process  # loads torch
+
+    on_main_process(work)
+
+
 def _rollout(tasks: Sequence[Task], policy: Policy, what: str, **options: Any) -> list[Trajectory]:
     """``rollout``, spread over the processes where several do this job."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if _is_alone():
         return rollout(tasks, policy, **options)
     from agentkit.policies.process_group import spread  # loads torch
 

@@ -235,7 +235,7 @@ def _under_the_old_name(policy: Any) -> Callable:
                 return SimpleNamespace(json=lambda: {"success": True})
             return await ask(replica, method, path, **options)
 
-        policy._ask, policy._updates = asked, int(name.removeprefix("weights-")) - 1
+        policy._ask, policy._updates = asked, policy._updates - 1
         try:
             type(policy).sync(policy, model)
         finally:

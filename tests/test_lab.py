@@ -411,6 +411,21 @@ def test_a_measurement_holds_verdicts_and_another_reward_repeats_none(recipe, to
     )
 
 
+def test_a_rank_that_a_shell_has_left_behind_keeps_no_process_from_writing(
+    recipe, tokenizer, tmp_path, monkeypatch
+):
+    """As in the pods of some clusters, where one process works: no others would write in its place."""
+    lab, run = Lab.open(Recipe.load(recipe).used() | {"filter_rollouts": 1}), Run.create(tmp_path / "run")
+    policy, suite = ScriptedPolicy(tokenizer, name="sft"), lab.suite()
+    for left in ({"RANK": "1"}, {"RANK": "1", "WORLD_SIZE": "2"}):
+        for name, value in left.items():
+            monkeypatch.setenv(name, value)
+        lab.measure(run, policy, suite.split("test"))
+        lab.sift(run, policy, suite)
+        for name in ("eval/sft.parquet", "eval/sft_greedy.parquet", "pass_rates.json"):
+            run.file(name).unlink()
+
+
 def test_rewards_that_ship_are_given_without_reading_tokens_which_stay_in_the_file(tokenizer, tmp_path):
     lab, run = Lab.open({"families": "A", "n_tasks": 20, "tool_cache": "off"}), Run.create(tmp_path / "run")
     tasks = lab.suite().split("test")

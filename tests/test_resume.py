@@ -24,6 +24,7 @@ from transformers import TrainerCallback
 
 from agentkit.cli import main
 from agentkit.diagnostics import Alarm
+from agentkit.records import EngineError
 from agentkit.runs import Run, RunError, append_jsonl, cut_jsonl, read_json, read_jsonl
 from agentkit.runs.children import TOKEN
 from agentkit.runs.recipe import Recipe
@@ -32,7 +33,7 @@ from agentkit.training.adapters import save_adapter
 from agentkit.training.checkpoint_folders import CheckpointError
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.guards import Guards
-from agentkit.training.processes import TrainingStopped
+from agentkit.training.processes import LOCK, TrainingStopped
 from agentkit.training.resume import made_with
 
 HERE = Path(__file__).parent
@@ -486,6 +487,18 @@ def test_two_processes_cannot_train_in_one_run(tmp_path, monkeypatch):
         other.kill()
         other.wait()
     make_trainer(path)
+
+
+@pytest.mark.parametrize("part", ["make_policy", "AgentGRPOTrainer._check_prompts"])
+def test_a_trainer_that_could_not_be_made_lets_others_train_in_the_run(part, tmp_path, monkeypatch):
+    def fails(*_, **__):
+        raise EngineError("vLLM did not start")
+
+    monkeypatch.setattr(f"agentkit.training.grpo.{part}", fails)
+    with pytest.raises(EngineError, match="did not start"):
+        make_trainer(tmp_path / "run")
+    code = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'a'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "run" / LOCK)], check=True)
 
 
 # ---- damage

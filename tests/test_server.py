@@ -328,7 +328,7 @@ def test_an_adapter_is_handed_over_as_it_was_trained(two):
     two[0].answer = takes
     with ServerPolicy([two[0].url], EndsAt(), lora=True) as policy:
         policy.sync(model)
-        assert policy._adapter == "weights-1" and policy._replicas[0].adapters == ("weights-1",)
+        assert policy._adapter.endswith("-1") and policy._replicas[0].adapters == (policy._adapter,)
     own = {name.replace(".default", ""): x for name, x in model.state_dict().items() if ".lora_" in name}
     assert seen.keys() == own.keys() and all(torch.equal(seen[name], x) for name, x in own.items())
 
@@ -360,10 +360,9 @@ def test_the_adapter_before_the_last_goes_on_sampling_where_it_is_held(two):
     """The second server is started again between two hand-overs and holds the newer one alone."""
     resets, model = holding_adapters(two[0]), with_lora(tiny())
     holding_adapters(two[1])
-    two[0].models["data"].append({"id": "weights-7"})  # of a training before
     with ServerPolicy([replica.url for replica in two], EndsAt(), lora=True) as policy:
         policy.sync(model)
-        before, asked = policy.as_it_is(), requests(6)
+        before, asked, stem = policy.as_it_is(), requests(6), policy._adapter.removesuffix("1")
         assert policy.keeps_weights
         two[1].models["data"] = [{"id": "m"}]
         policy.sync(model)
@@ -371,19 +370,43 @@ def test_the_adapter_before_the_last_goes_on_sampling_where_it_is_held(two):
         for replica in two:
             replica.bodies.clear()
         assert [sample.ids for sample in play(before, asked)] == wanted(asked)
-        assert [body["model"] for body in two[0].bodies] == ["weights-1"] * 6 and not two[1].bodies
+        assert [body["model"] for body in two[0].bodies] == [f"{stem}1"] * 6 and not two[1].bodies
         assert [sample.ids for sample in play(policy, asked)] == wanted(asked)
-        assert {body["model"] for body in two[0].bodies[6:] + two[1].bodies} == {"weights-2"} and two[
-            1
-        ].bodies
+        assert {body["model"] for body in two[0].bodies[6:] + two[1].bodies} == {f"{stem}2"}
+        assert two[1].bodies
         policy.sync(model)
-        assert two[0].models["data"] == [{"id": name} for name in ("m", "weights-2", "weights-3")]
-        assert folders == ["weights-1", "weights-2"], "a server may read them again"
-        with pytest.raises(
-            EngineError, match="no server is left.*it was not handed weights-1, or holds it no"
-        ):
+        assert two[0].models["data"] == [{"id": name} for name in ("m", f"{stem}2", f"{stem}3")]
+        assert folders == [f"{stem}1", f"{stem}2"], "a server may read them again"
+        with pytest.raises(EngineError, match=f"no server is left.*was not handed {stem}1, or holds it no"):
             play(before, requests(1))
-    assert resets == [2], "of others' keys and values, at first; a name tells its own"
+    assert not resets, "a name tells its own keys and values"
+
+
+def test_two_trainings_on_one_server_keep_their_own_adapters(two):
+    """Each is answered from the folder that it handed over itself, also when the other has ended."""
+    resets, model, folders = holding_adapters(two[0]), with_lora(tiny()), {}
+    takes = two[0].answer
+
+    def noting(body):
+        if body and "lora_path" in body:
+            folders[body["lora_name"]] = Path(body["lora_path"]).parent
+        return takes(body)
+
+    def answered_from(policy):
+        asked = requests(3)
+        two[0].bodies.clear()
+        assert [sample.ids for sample in play(policy, asked)] == wanted(asked)
+        return {folders[body["model"]] for body in two[0].bodies}
+
+    two[0].answer = noting
+    with ServerPolicy([two[0].url], EndsAt(), lora=True) as one:
+        with ServerPolicy([two[0].url], EndsAt(), lora=True) as other:
+            for _ in range(3):
+                one.sync(model)
+                other.sync(model)
+                assert (answered_from(one), answered_from(other)) == ({one._folder}, {other._folder})
+        assert answered_from(one) == {one._folder}
+    assert not resets, "a server refuses one while the other samples"
 
 
 def test_servers_that_sample_with_one_adapter_at_a_time_are_handed_the_next_when_they_are_idle(two):

@@ -11,11 +11,11 @@ import asyncio
 import copy
 import math
 import os
-import re
 import shutil
 import tempfile
 import threading
 import time
+import uuid
 import warnings
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +37,6 @@ CONNECT_S = 10.0
 IDLE_S = 1.0  # that a connection is kept: uvicorn closes one after 5 s, perhaps as a request is on its way
 BACK_S = 60.0  # that a replica left out has to take the new weights
 NONE_LEFT = "no server is left to sample from"
-ADAPTER_NAME = re.compile(r"weights-\d+")  # what ``sync`` calls those it hands over
 KEPT = 2  # adapters that a replica holds: the last handed over, and the one before, which may yet sample
 
 
@@ -89,6 +88,7 @@ class ServerPolicy(Policy):
         self._replicas = [_Replica(url.rstrip("/").removesuffix("/v1")) for url in dict.fromkeys(urls)]
         self._last: dict[int, _Replica] = {}  # by trajectory
         self._updates = 0
+        self._stem = f"weights-{uuid.uuid4().hex[:8]}-"  # of its adapters' names, no other's
         self._folder = Path(tempfile.mkdtemp(prefix="agentkit-server-"))
         key = os.environ.get(API_KEY)
         self._client = httpx.AsyncClient(
@@ -139,7 +139,7 @@ class ServerPolicy(Policy):
     def _hand_over(self, model: Any) -> tuple[str, list[tuple[str, tuple[str, ...], str]]]:
         """The name of the adapter handed over, and for each replica what it serves and why it is left out."""
         self._updates += 1
-        folder = self._folder / f"weights-{self._updates}"
+        folder = self._folder / f"{self._stem}{self._updates}"
         lora = self._takes_lora(model)
         try:
             if lora:
@@ -149,7 +149,7 @@ class ServerPolicy(Policy):
             self._call(self._deliver(folder, lora))
         finally:  # a server may read an adapter that it holds again
             gone = self._updates - KEPT if lora else self._updates
-            shutil.rmtree(self._folder / f"weights-{gone}", ignore_errors=True)
+            shutil.rmtree(self._folder / f"{self._stem}{gone}", ignore_errors=True)
         return self._adapter, [(r.model, r.adapters, r.why) for r in self._replicas]
 
     def close(self) -> None:
@@ -338,8 +338,8 @@ class ServerPolicy(Policy):
         replica.model, *adapters = await self._served(replica)
         known = lora and self._adapter in replica.adapters and self._adapter in adapters
         before = (self._adapter,) if known else ()
-        for old in filter(ADAPTER_NAME.fullmatch, adapters):  # of this policy, or of one before it
-            if old not in before:
+        for old in adapters:
+            if old.startswith(self._stem) and old not in before:
                 await self._ask(replica, "POST", "/v1/unload_lora_adapter", json={"lora_name": old})
         replica.adapters = before
         if lora:
@@ -353,7 +353,7 @@ class ServerPolicy(Policy):
             replica.adapters = (*before, folder.name)
         else:
             await self._worker(replica, "agentkit_take_folder", str(folder))
-        if before:  # these may be sampled with, which a reset would refuse
+        if lora:  # a name tells its own keys and values, and a reset is refused while others sample
             return
         reply = await self._ask(replica, "POST", "/reset_prefix_cache")
         if reply.json().get("success") is not True:

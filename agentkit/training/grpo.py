@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ from agentkit.training.ahead import Ahead, Background
 from agentkit.training.grpo_config import grpo_config
 from agentkit.training.guards import Guards
 from agentkit.training.hindsight import lesson_batch
-from agentkit.training.processes import check_same
+from agentkit.training.processes import check_same, unlock
 from agentkit.training.resume import Resumable, made_with
 from agentkit.training.selection import Selected, fresh_tasks, select
 from agentkit.training.trainers import Progress
@@ -129,18 +129,18 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
         self.share_prefixes(self.recipe.share_prefixes)
         tasks = [*self._tasks.values(), *self.validation]
         world = self.accelerator.num_processes
-        self.open_training(made_with(self.lab, self.model, tasks, world))
         model = self.accelerator.unwrap_model(self.model)
         ahead = self.recipe.max_staleness > 0
-        self.policy = make_policy(model, tokenizer, "grpo", self.recipe, engine, ahead=ahead)
-        try:
+        with ExitStack() as failed:
+            failed.callback(unlock, self.run)
+            self.open_training(made_with(self.lab, self.model, tasks, world))
+            self.policy = make_policy(model, tokenizer, "grpo", self.recipe, engine, ahead=ahead)
+            failed.callback(self.policy.close)
             self._check_prompts(tasks)
-        except BaseException:
-            self.policy.close()
-            raise
-        if ahead:  # all processes as one: each has asked its servers by itself
-            self.policy.keeps_weights = all(gathered([self.policy.keeps_weights]))
-        self.background = Background(1 + self.policy.keeps_weights)
+            if ahead:  # all processes as one: each has asked its servers by itself
+                self.policy.keeps_weights = all(gathered([self.policy.keeps_weights]))
+            self.background = Background(1 + self.policy.keeps_weights)
+            failed.pop_all()  # it did not: lock and policy are kept
 
     def _check_prompts(self, tasks: Sequence[Task]) -> None:
         """Raise RecipeError where a prompt leaves no room for a completion, as far as it is known now."""
