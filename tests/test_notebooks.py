@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -66,6 +67,15 @@ def test_the_whole_path_leaves_every_artefact(finished):
     assert 0 < comparison["paired"][0]["p"] <= 1
     assert shown.table().index[0] == "Overall success" and len(shown.sentences()) == 3
     assert run.manifest["recipe"]["n_tasks"] == 60 and run.manifest["hashes"]["tasks.jsonl"]
+
+
+@pytest.mark.slow
+def test_the_readmes_python_runs_on_a_finished_run(finished, tmp_path, monkeypatch, capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(code.replace("outputs/demo", str(finished)), {"__name__": "readme"})
+    assert "Overall success" in capsys.readouterr().out
+    assert "Trajectories side by side" in (tmp_path / "viewer.html").read_text()
 
 
 @pytest.mark.slow
