@@ -5,8 +5,6 @@
 Needs a Chromium (`make setup-test`). Of the tasks that show it in every sample, the shortest is drawn.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 import tempfile
@@ -20,17 +18,18 @@ from agentkit.runs import write_bytes
 from agentkit.trajectories import by_task, results_of
 from agentkit.views.widgets import compare_trajectories
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT, WIDTH = Path(__file__).resolve().parents[1], 960  # CSS pixels: letters as large as the README's
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 def gave_up(trajectory: Trajectory) -> bool:
-    """Whether it ended wrong on a call that failed."""
-    return trajectory.success == 0 and any([not result.ok for result in results_of(trajectory)][-1:])
+    """Whether it answered, and wrongly, after a call that failed."""
+    calls = results_of(trajectory)
+    return trajectory.success == 0 and trajectory.answer is not None and bool(calls) and not calls[-1].ok
 
 
 def called_again(trajectory: Trajectory) -> bool:
-    """Whether it ended right after a call that failed was made once more and worked."""
+    """Whether it is right, after a call that failed was made once more and worked."""
     pairs = pairwise(results_of(trajectory))
     again = (not a.ok and b.ok and (a.name, a.arguments) == (b.name, b.arguments) for a, b in pairs)
     return trajectory.success == 1 and any(again)
@@ -42,19 +41,18 @@ def main() -> None:
     old, new = map(by_task, agents.values())
     fitting = [task for task in old if all(map(gave_up, old[task])) and all(map(called_again, new[task]))]
     if not fitting:
-        sys.exit(f"no task of {run.path} that SFT always gives up and GRPO always solves by calling again")
-    task = min(fitting, key=lambda task: len(new[task][0].completion_ids))
+        sys.exit(f"{run.path} has no task that SFT always gives up and GRPO always solves by calling again")
+    task = min(fitting, key=lambda task: max(len(t.turns) for t in (*old[task], *new[task])))
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         view = compare_trajectories(run.tasks, agents).save(Path(folder) / "viewer.html")
         path = next(filter(None, map(shutil.which, CHROMIUMS)), playwright.chromium.executable_path)
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        size = {"width": 960, "height": 3000}  # letters are about as large as the README's
+        size = {"width": WIDTH, "height": 3000}
         page = browser.new_page(viewport=size, device_scale_factor=1.25, color_scheme="light")
         page.goto(f"{view.as_uri()}#task={task}")
         box = page.locator(".columns").bounding_box()
-        whole = {"x": 0, "y": 0, "width": size["width"], "height": box["y"] + box["height"]}
+        whole = {"x": 0, "y": 0, "width": WIDTH, "height": box["y"] + box["height"]}
         write_bytes(ROOT / "docs" / "images" / "viewer.png", page.screenshot(clip=whole))
-        browser.close()
 
 
 if __name__ == "__main__":
