@@ -70,14 +70,6 @@ def test_the_whole_path_leaves_every_artefact(finished):
 
 
 @pytest.mark.slow
-def test_the_readmes_python_runs_on_a_finished_run(finished, capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    exec(code.replace("outputs/demo", str(finished)), {"__name__": "readme"})
-    assert "Overall success" in capsys.readouterr().out
-    assert "Trajectories side by side" in (finished / "viewer.html").read_text()
-
-
-@pytest.mark.slow
 def test_executed_notebooks_show_figures_no_errors_and_no_warnings(finished):
     for stage in STAGES:
         notebook = nbformat.read(finished / f"{stage}.ipynb", as_version=4)
@@ -243,3 +235,10 @@ def test_a_corrupt_suite_is_one_clear_sentence_and_loses_nothing(finished, tmp_p
     message = execute("03_grpo", copy, **recipe)
     assert "RunError" in message and "line 8" in message and "tasks.jsonl" in message
     assert all(p.read_bytes() == data for p, data in kept.items())
+
+
+def test_the_readmes_python_runs_on_a_finished_run(finished, capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    exec(code.replace("outputs/demo", str(finished)), {"__name__": "readme"})
+    assert "Overall success" in capsys.readouterr().out
+    assert "Trajectories side by side" in (finished / "viewer.html").read_text()
