@@ -42,10 +42,9 @@ ON_LINUX = (sys.platform, platform.machine()) == ("linux", "x86_64")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCKERFILE = (ROOT / ".ci" / "Dockerfile").read_text()
 
-# docs/log.md is left out: it tells what was run on its day
 PAGES = [
     *(ROOT / name for name in ("README.md", "AGENTS.md", "Makefile", ".ci/Dockerfile", "environment.yml")),
-    *(page for page in sorted((ROOT / "docs").rglob("*.*")) if page.suffix in (".md", ".sbatch") and page.stem != "log"),
+    *(page for page in sorted((ROOT / "docs").rglob("*.*")) if page.suffix in (".md", ".sbatch")),
     *(path for kind in ("*.yaml", "*.py") for path in sorted((ROOT / "params").rglob(kind))),
     *sorted((ROOT / "notebooks").glob("*.ipynb")), *sorted((ROOT / "tests" / "gpu").glob("*.txt")),
     *sorted(ROOT.glob("requirements*")),

@@ -279,7 +279,7 @@ def by_example(count, split, rng) -> list[Task]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:reward component")
 def test_imitating_what_rollouts_achieved_raises_success_on_held_out_tasks(tmp_path):
-    """From none of 40, where almost all groups are dead; docs/log.md compares it with GRPO alone."""
+    """From none of 40, where almost all groups are dead; docs/results.md compares it with GRPO alone."""
     rng = random.Random(5)
     train_tasks, validation = by_example(64, "train", rng), by_example(40, "validation", rng)
     recipe = Recipe(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -234,3 +235,10 @@ def test_a_corrupt_suite_is_one_clear_sentence_and_loses_nothing(finished, tmp_p
     message = execute("03_grpo", copy, **recipe)
     assert "RunError" in message and "line 8" in message and "tasks.jsonl" in message
     assert all(p.read_bytes() == data for p, data in kept.items())
+
+
+def test_the_readmes_python_runs_on_a_finished_run(finished, capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    exec(code.replace("outputs/demo", str(finished)), {"__name__": "readme"})
+    assert "Overall success" in capsys.readouterr().out
+    assert "Trajectories side by side" in (finished / "viewer.html").read_text()

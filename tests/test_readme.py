@@ -1,5 +1,5 @@
-"""The Python in the README and the guide runs as it stands; links and names lead somewhere. Their commands:
-test_commands.
+"""The Python of start and guide runs as it stands; links and names lead somewhere; pages stay short. The
+README's Python: test_notebooks. Commands: test_commands.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from agentkit.tools.conformance import EnvironmentConformance
 from agentkit.tools.runtime import tools_of
 
 ROOT = Path(__file__).resolve().parents[1]
-README, GUIDE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/guide.md"))
-OWN, POLICY, DECLARED = re.findall(r"```python\n(.*?)```", README + GUIDE, flags=re.DOTALL)
-PLAN = (ROOT / "docs" / "plan.md").read_text(encoding="utf-8")
+PAGES = {
+    path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+}
+START, GUIDE, TOUR = (PAGES[ROOT / "docs" / f"{name}.md"] for name in ("start", "guide", "tour"))
+OWN, POLICY, DECLARED = re.findall(r"```python\n(.*?)```", START + GUIDE, flags=re.DOTALL)
 
 
 def test_the_example_of_a_lab_file_runs(tmp_path):
@@ -41,8 +43,7 @@ def test_the_example_of_a_policy_runs(tmp_path):
 
 
 def test_the_files_of_the_reading_tour_are_there():
-    tour = README[README.index("## Reading tour") : README.index("## Data and licences")]
-    files = re.findall(r"`([\w/]+\.py)`", tour)
+    files = re.findall(r"`([\w/]+\.py)`", TOUR)
     assert len(files) == 14 and all((ROOT / "agentkit" / file).is_file() for file in files)
 
 
@@ -60,13 +61,33 @@ def test_the_example_of_a_declared_tool_keeps_the_protocol():
     assert namespace["Shop"].price.tool_spec.max_concurrent == 8
 
 
-def test_the_readme_names_every_command(capsys):
+def test_start_names_every_command(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     known = set(re.findall(r"• (\w+)", capsys.readouterr().out))
-    assert known == cli.COMMANDS.keys() == set(re.findall(r"^agentkit (\w+).* # ", README, re.MULTILINE))
+    assert known == cli.COMMANDS.keys() == set(re.findall(r"^agentkit (\w+).* # ", START, re.MULTILINE))
 
 
-def test_links_lead_to_files():
-    for text, folder in ((README, ROOT), (GUIDE, ROOT / "docs"), (PLAN, ROOT / "docs")):
-        assert all((folder / link).exists() for link in re.findall(r"\]\(((?!http)[^)#]+)\)", text))
+def anchors(text: str) -> set[str]:
+    """What a link to a part of a page may name: its titles, as GitHub writes them."""
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(((?!http)[^)]+)\)", PAGES[page]):
+        file, _, part = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), link
+        assert not part or part in anchors(PAGES[target]), link
+
+
+@pytest.mark.parametrize(("name", "most"), [("README.md", 8_192), ("docs/results.md", 10_240)])
+def test_what_is_read_first_stays_short(name, most):
+    assert (ROOT / name).stat().st_size <= most
+
+
+def test_the_picture_is_small():
+    picture = ROOT / "docs" / "images" / "viewer.png"
+    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size <= 300_000

@@ -771,9 +771,9 @@ def test_too_few_tasks_for_the_table_are_named():
         catalogue.catalogue(30)
 
 
-def test_the_readme_shows_what_the_command_prints():
-    readme = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
-    shown = [line for line in readme.splitlines() if re.match(r"\| (family|[ABC]) \| ", line)]
+def test_the_page_of_tasks_shows_what_the_command_prints():
+    page = (Path(__file__).resolve().parents[1] / "docs" / "tasks.md").read_text(encoding="utf-8")
+    shown = [line for line in page.splitlines() if re.match(r"\| (family|[ABC]) \| ", line)]
     printed = catalogue.markdown(catalogue.catalogue(families=("A", "B"))).splitlines()
     assert [line for line in shown if not line.startswith("| C ")] == [printed[0], *printed[2:]]
     assert [line[:12] for line in shown if line.startswith("| C ")] == ["| C | plain ", "| C | wide |"]

@@ -494,7 +494,7 @@ LARGE = [
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("text", LARGE, ids=range(len(LARGE)))
 def test_one_mebibyte_is_parsed_in_one_walk(text, format, thread_time):
-    """P2 asks for 0.1 s; the figures are in docs/log.md. Here: that time does not grow with the square of the
+    """P2 asks for 0.1 s, which idle cores keep. Here: that time does not grow with the square of the
     length, which would be far more on any machine.
     """
     start = thread_time()

@@ -1,7 +1,7 @@
 """Benchmarks: this kit against its peer, in one run on one machine, reported as ratios.
 
 Each is a module of its own that is loaded, torch and TRL with it, when it runs. Leaves out what the figures
-ought to be (docs/log.md has those that were measured).
+ought to be (docs/results.md has those that were measured).
 """
 
 from importlib import import_module

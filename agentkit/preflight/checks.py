@@ -369,7 +369,7 @@ def settings(recipe: Recipe) -> Item:
     """What no trajectory shows: an update too small to matter, and settings that do nothing.
 
     Adam moves no entry further than the learning rate in a step. LoRA's B starts at zero, and below about
-    1e-3 it moves log-probabilities by less than a thousandth of a nat (docs/log.md).
+    1e-3 it moves log-probabilities by less than a thousandth of a nat (docs/results.md).
     """
     name, shape = "Settings", {"linear": 0.5, "cosine": 0.5}.get(recipe.lr_schedule, 1.0)
     warm = min(1.0, recipe.steps / recipe.warmup_steps) if recipe.warmup_steps else 1.0

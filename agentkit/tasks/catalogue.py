@@ -1,4 +1,4 @@
-"""What the families hold: the table that ``agentkit tasks`` prints and the README shows.
+"""What the families hold: the table that ``agentkit tasks`` prints and docs/tasks.md shows.
 
 Difficulty is the number of tool calls of the scripted expert: easy 1-2, medium 3-4, hard 5 or more. Leaves
 out families of a lab file.
