@@ -45,7 +45,6 @@ def finished(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
 def test_the_whole_path_leaves_every_artefact(finished):
     run = load_run(finished)
     assert {s: run.manifest["stages"][s]["status"] for s in STAGES} == dict.fromkeys(STAGES, "done")
@@ -68,7 +67,6 @@ def test_the_whole_path_leaves_every_artefact(finished):
     assert run.manifest["recipe"]["n_tasks"] == 60 and run.manifest["hashes"]["tasks.jsonl"]
 
 
-@pytest.mark.slow
 def test_executed_notebooks_show_figures_no_errors_and_no_warnings(finished):
     for stage in STAGES:
         notebook = nbformat.read(finished / f"{stage}.ipynb", as_version=4)
@@ -90,13 +88,11 @@ def test_executed_notebooks_show_figures_no_errors_and_no_warnings(finished):
     assert "application/vnd.plotly.v1+json" in text and "<iframe" in text
 
 
-@pytest.mark.slow
 def test_run_folders_are_private(finished):
     modes = {oct(p.stat().st_mode & 0o777) for p in finished.rglob("*") if p.is_file()}
     assert modes == {"0o600"} and finished.stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.slow
 def test_a_finished_run_is_kept_and_its_table_printed_again(finished, capsys):
     before = (finished / "comparison.json").read_bytes()
     arguments = [word for key, value in TINY.items() for word in ("-p", f"{key}={value}")]
@@ -165,7 +161,6 @@ def test_a_run_repeats_bit_for_bit_and_another_is_told_apart(finished, tmp_path,
     assert "eval/sft.parquet differs in " in told and "tasks.jsonl" not in told and "sft/" not in told
 
 
-@pytest.mark.slow
 def test_a_control_that_the_recipe_no_longer_names_leaves_the_run(finished):
     assert {path.stem.partition("_")[0] for path in finished.glob("eval/*")} == {"base", "sft", "grpo"}
 
