@@ -166,7 +166,9 @@ def test_the_first_step_is_on_policy(tmp_path, level):
     assert 0.99 < rows[1]["effective_samples"] <= 1.0 and rows[1]["mismatch"] < 0.05
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(fault, marks=() if fault == "withheld" else pytest.mark.slow) for fault in FAULTS]
+)
 def test_rollouts_of_another_policy_stop_the_run(tmp_path, fault):
     """On every engine: the batch itself is compared, with thousands of tokens instead of a few probes."""
     changes = {"beta": 0.0 if fault == "withheld" else 0.02, "precision": "bfloat16", "max_turn_tokens": 64}

@@ -784,6 +784,7 @@ def test_too_few_tasks_for_the_table_are_named():
         catalogue.catalogue(30)
 
 
+@pytest.mark.slow
 def test_the_readme_shows_what_the_command_prints():
     readme = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
     shown = [line for line in readme.splitlines() if re.match(r"\| (family|[ABC]) \| ", line)]
