@@ -6,12 +6,13 @@ DEMO_RUN ?= outputs/demo
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo test lab bench ablations clean
+.PHONY: help setup setup-test demo test test-all lab bench ablations clean
 
 help:
 	@echo 'make setup   .venv with the proven versions         (PYTHON=python3.12, TORCH=cpu|cuda to choose)'
 	@echo 'make demo    train and compare the small agent      (DEMO_RUN=outputs/demo, RECIPE=params/nano.yaml)'
-	@echo 'make test    the whole test suite                   (PYTEST="-m '"'not slow'"'" to narrow it)'
+	@echo 'make test    every promise of the kit in minutes    (PYTEST="-k chat" to narrow it)'
+	@echo 'make test-all  the same and everything slow; an hour  (PYTEST="-k vllm" to narrow it)'
 	@echo 'make lab     JupyterLab on notebooks/               (LAB="--port 8890")'
 	@echo 'make bench   rollout speed against the peer, quick'
 	@echo 'make ablations  the five ablations, then docs/ablations.md; hours  (ABLATIONS="--slots 2")'
@@ -37,8 +38,13 @@ demo: setup
 
 # A test file is one process' work; the slow ones begin first (tests/conftest.py). One thread of torch in each:
 # processes with a thread for every core wait for each other.
+pytest = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
 test: setup-test
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST)
+	@$(pytest) -m 'not slow' $(PYTEST)
+
+test-all: setup-test
+	@$(pytest) $(PYTEST)
 
 lab: setup
 	@$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks $(LAB)

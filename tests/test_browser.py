@@ -1,5 +1,5 @@
 """The views in a real headless Chromium, offline: as files opened from disk, in a frame as a notebook holds
-them, and live.
+them, and live. What is not slow has one test a view, one of frames, one of hostile text and one of live views.
 
 Measured figures are printed (pytest -s) and only generous bounds are asserted, since the machine may be busy.
 """
@@ -55,6 +55,7 @@ def opened(browser, file, fragment="", **options):
     context.close()
 
 
+@pytest.mark.slow
 def test_an_executed_notebook_as_html_shows_its_figures_without_network(browser, tmp_path):
     figures = [go.Figure(go.Bar(x=["a", "b"], y=[n, 2])) for n in range(2)]
     data = [{"application/vnd.plotly.v1+json": figure.to_plotly_json()} for figure in figures]
@@ -128,6 +129,7 @@ def test_what_a_task_shows(browser, saved):
         assert "format not scored" in sft.inner_text()
 
 
+@pytest.mark.slow
 def test_a_head_says_how_many_samples_are_right_and_how_many_not_scored(browser, saved):
     one_of_four = [trajectory("t0", success, sample=i) for i, success in enumerate([1.0, None, None, None])]
     partly = [trajectory("t0", 0.4, sample=i) for i in range(4)]
@@ -140,6 +142,7 @@ def test_a_head_says_how_many_samples_are_right_and_how_many_not_scored(browser,
         assert heads[2].inner_text().count("not scored") == 1 and " of " not in heads[2].inner_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["saved", "framed"])
 def test_states_are_drawn_and_none_of_them_acts(browser, request, place):
     class Shop:
@@ -161,6 +164,7 @@ def test_states_are_drawn_and_none_of_them_acts(browser, request, place):
         assert state.first.locator("th").first.inner_text() == "<img src=x onerror=alert(1)>"
 
 
+@pytest.mark.slow
 def test_paging_by_key_and_button(browser, saved):
     with opened(browser, saved(widget())) as (page, _):
         counter = page.locator("output").first
@@ -182,6 +186,7 @@ def test_paging_by_key_and_button(browser, saved):
         wait_for_text(counter, "task 1 of 1")
 
 
+@pytest.mark.slow
 def test_what_is_left_out_is_said(browser, saved, monkeypatch):
     monkeypatch.setattr("agentkit.views.widgets.trajectories.BUDGET", 1)
     with opened(browser, saved(widget())) as (page, _):
@@ -189,6 +194,7 @@ def test_what_is_left_out_is_said(browser, saved, monkeypatch):
         wait_for_text(page.locator("output").first, "task 1 of 1")
 
 
+@pytest.mark.slow
 def test_filters(browser, saved):
     with opened(browser, saved(widget())) as (page, _):
         counter, outcome = page.locator("output").first, page.get_by_label("outcome")
@@ -216,6 +222,7 @@ def test_filters(browser, saved):
         wait_for_text(counter, "no task")
 
 
+@pytest.mark.slow
 def test_three_policies_have_every_flip(browser, saved):
     three = {name: [trajectory("t0", float(right))] for name, right in (("base", 0), ("sft", 1), ("grpo", 0))}
     with opened(browser, saved(compare_trajectories(TASKS, three))) as (page, _):
@@ -230,6 +237,7 @@ def test_three_policies_have_every_flip(browser, saved):
         assert len({page.get_by_label(name, exact=True).bounding_box()["y"] for name in three}) == 1
 
 
+@pytest.mark.slow
 def test_results_fold(browser, saved):
     with opened(browser, saved(widget())) as (page, _):
         results = page.locator("details:has(summary code) pre")
@@ -243,6 +251,7 @@ def test_results_fold(browser, saved):
 
 
 # ---- links and notes
+@pytest.mark.slow
 def test_a_link_opens_its_task_and_the_address_follows(browser, saved):
     file = saved(widget())
     with opened(browser, file, "#task=t2") as (page, _):
@@ -262,6 +271,7 @@ def write_note(page, where, text):
     wait_for_text(where.locator(".note output"), "saved in this browser")
 
 
+@pytest.mark.slow
 def test_a_note_is_found_again_after_a_reload_and_can_be_exported(browser, saved, tmp_path):
     file = saved(widget())
     with opened(browser, file) as (page, _):
@@ -313,6 +323,7 @@ def test_in_a_frame_notes_and_links_go_through_the_page(browser, framed):
         assert json.loads(Path(download.value.path()).read_text())["text"] == "from a frame"
 
 
+@pytest.mark.slow
 def test_a_page_without_storage_says_that_notes_are_lost(browser, framed):
     with opened(browser, framed(widget())) as (page, _):
         frame = page.frame_locator("iframe")
@@ -421,6 +432,7 @@ def test_xray_shows_masks_values_and_ids(browser, saved):
         wait_for_text(tokens.first, "#8")
 
 
+@pytest.mark.slow
 def test_xray_shows_what_other_weights_say_of_each_token(browser, saved):
     now = {"logprobs": [-0.2, -0.1, -9, -0.3, -0.5], "entropies": [0.1, 0.5, 0.2, 0.3, 0.4]}
     with opened(browser, saved(mask_xray(traced(), **now, advantages=[1, -2, 0, 0.5, 0.5]))) as (page, _):
@@ -443,6 +455,7 @@ def test_xray_shows_what_other_weights_say_of_each_token(browser, saved):
         assert "−0.1 nats" in page.get_by_label("legend").inner_text()
 
 
+@pytest.mark.slow
 def test_xray_warns_of_a_wrong_mask_and_offers_only_what_it_knows(browser, saved):
     view = mask_xray(traced(action_mask=(1, 1, 1, 1, 1), advantage=None))
     with opened(browser, saved(view)) as (page, _):
@@ -451,6 +464,7 @@ def test_xray_warns_of_a_wrong_mask_and_offers_only_what_it_knows(browser, saved
         assert page.get_by_label("colour by").locator("option").count() == 2
 
 
+@pytest.mark.slow
 def test_a_long_xray_draws_in_parts(browser, saved):
     n = 20_000
     tokens = {"completion_ids": tuple(range(n)), "action_mask": (1,) * n, "old_logprobs": (-0.5,) * n}
@@ -483,6 +497,7 @@ def test_group_tells_the_best_from_the_worst(browser, saved):
         wait_for_text(page.locator(".contrast h3"), "What tells sample 2 (the best) from sample 0")
 
 
+@pytest.mark.slow
 def test_groups_page_and_dead_ones_are_named(browser, saved):
     dead = [trajectory("t1", 1.0, sample=i, reward=1.0, step=4, policy="grpo") for i in range(2)]
     turns = [trajectory("t3", 1.0, sample=i, reward=1.0, step=4, advantage=i - 0.5) for i in range(2)]
@@ -572,6 +587,7 @@ def test_markup_stays_text(browser, saved, framed, kind):
         assert page.frames[1].evaluate("window.hacked") is None
 
 
+@pytest.mark.slow
 def test_a_frame_reaches_nothing_around_it(browser, framed):
     with opened(browser, framed(widget())) as (page, _):
         page.frame_locator("iframe").locator(".columns").wait_for()
@@ -596,6 +612,7 @@ def test_a_frame_reaches_nothing_around_it(browser, framed):
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", VIEWS)
 def test_odd_characters_are_spelled_out(browser, saved, kind):
     texts, found = list(CHARACTERS.values()), ""
@@ -618,6 +635,7 @@ def test_odd_characters_are_spelled_out(browser, saved, kind):
             assert shown in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", VIEWS)
 def test_long_texts_stay_usable(browser, saved, kind):
     texts = list(LONG.values())
@@ -630,6 +648,7 @@ def test_long_texts_stay_usable(browser, saved, kind):
 
 
 # ---- theme, width, empty states
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", VIEWS)
 def test_theme_follows_the_system_or_the_notebook(browser, framed, kind):
     with opened(browser, framed(VIEWS[kind]())) as (page, _):
@@ -667,6 +686,7 @@ CONTRAST = """() => {
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("kind", VIEWS)
 def test_text_is_readable_and_nothing_is_cut(browser, saved, kind, scheme):
@@ -680,6 +700,7 @@ def test_text_is_readable_and_nothing_is_cut(browser, saved, kind, scheme):
         assert page.evaluate("document.querySelector('.ak').scrollWidth <= innerWidth")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", VIEWS)
 def test_keyboard_focus_is_seen(browser, saved, kind):
     with opened(browser, saved(VIEWS[kind]())) as (page, _):

@@ -421,6 +421,7 @@ PARSE = "import sys; from vllm.entrypoints.launchers.cli_args import make_arg_pa
 from vllm.utils.argparse_utils import FlexibleArgumentParser; make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])"
 
 
+@pytest.mark.slow
 def test_options_of_what_is_started_exist_in_the_installed_versions(tmp_path):
     """Of torchrun and of vLLM's server, with what a GPU adds."""
     from torch.distributed.run import get_args_parser

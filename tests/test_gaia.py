@@ -339,6 +339,7 @@ def trained(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_both_agents_by_level_and_nothing_of_the_questions_is_written(
     official, trained, tmp_path, capsys, monkeypatch
 ):

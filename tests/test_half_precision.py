@@ -166,7 +166,9 @@ def test_the_first_step_is_on_policy(tmp_path, level):
     assert 0.99 < rows[1]["effective_samples"] <= 1.0 and rows[1]["mismatch"] < 0.05
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(fault, marks=() if fault == "withheld" else pytest.mark.slow) for fault in FAULTS]
+)
 def test_rollouts_of_another_policy_stop_the_run(tmp_path, fault):
     """On every engine: the batch itself is compared, with thousands of tokens instead of a few probes."""
     changes = {"beta": 0.0 if fault == "withheld" else 0.02, "precision": "bfloat16", "max_turn_tokens": 64}
@@ -207,6 +209,7 @@ def wide(tmp_path_factory):
     return trainer, exact, source
 
 
+@pytest.mark.slow
 def test_its_first_step_is_on_policy_and_evaluation_and_export_keep_a_small_adapter(wide):
     trainer, exact, source = wide
     row = read_jsonl(trainer.run.file("train", "metrics.jsonl"))[-1]
@@ -225,6 +228,7 @@ def test_its_first_step_is_on_policy_and_evaluation_and_export_keep_a_small_adap
     assert kept(copy.deepcopy(exact).merge_and_unload(), exact) < 0.5, "what folding it in would keep"
 
 
+@pytest.mark.slow
 def test_a_sync_hands_vllm_all_of_a_small_adapter(wide, tmp_path):
     pytest.importorskip("vllm", reason="make setup-test installs vLLM where torch is its CPU build")
     trainer, exact, _ = wide
@@ -271,6 +275,7 @@ def served():
         yield policy, model
 
 
+@pytest.mark.slow
 def test_an_engine_in_half_precision_is_handed_the_adapter_and_no_healthy_one_is_stopped(served):
     policy, model = served
     assert policy._lora
@@ -279,6 +284,7 @@ def test_an_engine_in_half_precision_is_handed_the_adapter_and_no_healthy_one_is
         assert (result.share is not None) == (size >= 1e-2) or 3e-3 <= size <= 1e-2, (size, result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_an_engine_gets_wrong_is_caught(served, fault):
     policy, model = served
@@ -290,6 +296,7 @@ def test_what_an_engine_gets_wrong_is_caught(served, fault):
     assert guard.sync(policy, model, 1.0).share == pytest.approx(1.0, abs=0.3)
 
 
+@pytest.mark.slow
 def test_no_adapter_finds_keys_and_values_of_another_in_the_cache(served, monkeypatch):
     """vLLM keeps them by adapter, so that a cache which is not emptied is not stale either."""
     policy, model = served

@@ -96,6 +96,7 @@ def own_step_peak(trainer, loss, model, batch):
     return alive.peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("beta", [0.0, 0.05])
 @pytest.mark.parametrize("shares", [False, True])
@@ -127,6 +128,7 @@ def test_the_plan_is_what_the_trainers_own_update_takes(tmp_path, masks_outside,
         assert planned == pytest.approx(peak, rel=0.15), (rows, own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shares", [False, True])
 def test_a_cold_start_takes_no_more_than_the_plan_of_an_update(
@@ -204,6 +206,7 @@ def tiny(kind, words, **changes):
     return AutoModelForCausalLM.from_config(kind(vocab_size=words, **shape, **changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["shared", "plain", "capped", "scaled"])
 def test_the_update_s_peak_does_not_grow_with_the_vocabulary_times_the_tokens(
     way, monkeypatch, masks_outside

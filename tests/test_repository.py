@@ -216,6 +216,7 @@ def test_no_grammar_is_made_of_what_nobody_asks_for(code):
     assert child.stdout.split() == ["False", "True"], child.stderr
 
 
+@pytest.mark.slow
 def test_a_process_that_trains_does_not_load_vllm_for_trl():
     """Which took half of its start; whoever wants TRL's own use of it there is told."""
     code = """

@@ -531,6 +531,7 @@ def test_a_recipe_bounds_what_servers_do_at_a_time_and_how_long_a_turn_may_take(
             assert policy._silent_s == trajectory_s / 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here")
 def test_a_server_on_a_cpu_computes_in_one_thread_unless_told(tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -542,6 +543,7 @@ def test_a_server_on_a_cpu_computes_in_one_thread_unless_told(tmp_path, monkeypa
     assert "OMP_NUM_THREADS" not in serve.serve_command("nano", tmp_path)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here")
 def test_a_server_puts_no_model_on_a_card_before_vllm_does(tmp_path, monkeypatch):
     """One that is to be spread over several may fit none of them. Where nothing is merged no weight is read."""

@@ -76,7 +76,11 @@ def write(folder: Path, **changes) -> Path:
 
 
 # ---- the file
-@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.slow if path.stem == "nano-tcr" else ()) for path in SWEEPS],
+    ids=lambda path: path.stem,
+)  # nano-tcr drafts suites
 def test_the_shipped_sweeps_can_be_run(path):
     design = read_design(path)
     check(design)
@@ -500,6 +504,7 @@ def test_notebook_06_is_made_at_each_call_but_a_dry_one(tmp_path, monkeypatch):
     assert main([*words, "--dry-run"]) == 0 and len(executed) == 2
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_the_table_as_it_changes_until_the_sweep_ends(tmp_path):
     sweep = Sweep(tmp_path / "out")
     with sweep.held():

@@ -55,6 +55,12 @@ def large(corpus):
     return Suite.build({"families": ["A", "B"], "n_tasks": 1200, "seed": 5}, corpus=corpus)
 
 
+@pytest.fixture(params=["suite", pytest.param("large", marks=pytest.mark.slow)])
+def either(request):
+    """A suite of 240 tasks, and one of 1,200."""
+    return request.getfixturevalue(request.param)
+
+
 def shared(tasks: Suite) -> dict[str, set]:
     """What more than one split holds: entity pairs (or lone entities), prompts, ids."""
     seen = collections.defaultdict(set)
@@ -75,7 +81,9 @@ def default(corpus):
     return Suite.build({"n_tasks": 1200, "seed": 1}, corpus=corpus)
 
 
-@pytest.mark.parametrize(("n_tasks", "seed"), [(20, 0), (20, 1), (50, 2), (150, 3), (1200, 1)])
+@pytest.mark.parametrize(
+    ("n_tasks", "seed"), [(20, 0), (20, 1), (50, 2), (150, 3), pytest.param(1200, 1, marks=pytest.mark.slow)]
+)
 def test_splits_share_nothing_and_none_is_empty(corpus, n_tasks, seed, request):
     is_default = n_tasks == 1200
     spec = {"n_tasks": n_tasks, "seed": seed}
@@ -127,12 +135,13 @@ def test_the_check_for_shared_entities_finds_a_planted_leak(suite):
     assert shared(Suite([*suite, leak]))
 
 
-def test_every_split_holds_every_family_and_difficulty(large):
+def test_every_split_holds_every_family_and_difficulty(either):
     for name in splits.SPLITS:
-        kinds = {(t.family, t.difficulty) for t in large.split(name)}
+        kinds = {(t.family, t.difficulty) for t in either.split(name)}
         assert kinds >= {("A", "easy"), ("A", "medium"), ("A", "hard"), ("B", "easy"), ("B", "medium")}
 
 
+@pytest.mark.slow
 def test_no_answer_and_no_entity_pair_dominates(large):
     for family in ("A", "B"):
         answers = collections.Counter(t.answer for t in large if t.family == family)
@@ -247,9 +256,11 @@ def test_a_family_whose_questions_are_all_alike_is_told_of():
     assert {task.split for task in found} == {"train"}
 
 
-def test_no_two_splits_hold_near_duplicates(large):
-    of = [task.split for task in large]
-    found = near_duplicates.near_duplicates([task.prompt for task in large], [task.family for task in large])
+def test_no_two_splits_hold_near_duplicates(either):
+    of = [task.split for task in either]
+    found = near_duplicates.near_duplicates(
+        [task.prompt for task in either], [task.family for task in either]
+    )
     assert all(of[i] == of[j] for i, j in found)
 
 
@@ -268,17 +279,17 @@ def test_a_familys_tasks_do_not_depend_on_its_neighbours(corpus):
 
 
 # ---- gold answers
-def test_every_gold_passes_and_the_expert_reaches_it(large, corpus):
-    for task in list(large)[::5]:
+def test_every_gold_passes_and_the_expert_reaches_it(either, corpus):
+    for task in list(either)[::5]:
         solution = solve(task, shipped_families(corpus)[task.family].environment())
         assert verify(task, solution.answer).value == 1.0
         assert task.difficulty == difficulty(len(results_of(solution)))
 
 
-def test_every_mutated_gold_fails(large):
-    answers = [t.answer for t in large]
+def test_every_mutated_gold_fails(either):
+    answers = [t.answer for t in either]
     rng = random.Random(0)
-    for task in large:
+    for task in either:
         other = rng.choice(answers)
         wrong = ["", " ", task.prompt, f"{task.answer} or {other}", f"{task.answer} and {task.answer}", "I could not find this.",
                  "nan", f"not {task.answer}", f"{task.answer} {task.answer}", f"1{task.answer}"]  # fmt: skip
@@ -365,6 +376,7 @@ def test_plans_answer_from_the_corpus_and_questions_name_the_start_only(corpus, 
             )
 
 
+@pytest.mark.slow
 def test_every_template_and_chain_occurs(large):
     templates = {t.meta["template"] for t in large}
     assert set(lookup.TEMPLATES) | set(QUESTIONS["chains"]) <= templates
@@ -407,6 +419,7 @@ def test_a_value_that_rounding_would_eat_is_not_asked_for(values, expression, an
 
 
 # ---- variety
+@pytest.mark.slow
 def test_the_default_suite_stays_the_same(default):
     """Baselines were measured on it: new kinds of questions go into the wide variety."""
     assert shared(default) == {}
@@ -771,6 +784,7 @@ def test_too_few_tasks_for_the_table_are_named():
         catalogue.catalogue(30)
 
 
+@pytest.mark.slow
 def test_the_page_of_tasks_shows_what_the_command_prints():
     page = (Path(__file__).resolve().parents[1] / "docs" / "tasks.md").read_text(encoding="utf-8")
     shown = [line for line in page.splitlines() if re.match(r"\| (family|[ABC]) \| ", line)]

@@ -16,10 +16,10 @@ from agentkit.policies.unsloth import import_first
 from agentkit.rollouts.policy import EngineError
 from agentkit.runs.recipe import Recipe, RecipeError
 
+pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
 
 
-@pytest.mark.slow
 def test_two_steps_with_the_gradient_of_the_plain_engine_an_adapter_for_peft_and_planted_faults(tmp_path):
     work = tmp_path / "work"
     work.mkdir()

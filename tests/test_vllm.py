@@ -52,6 +52,7 @@ if find_spec("vllm") is None and not torch.__version__.endswith("+cpu"):
         allow_module_level=True,
     )
 
+pytestmark = pytest.mark.slow
 LIMITS = Limits(max_turns=4, max_turn_tokens=40)
 SEED_TASK = Task("t", "", "")
 START_S = 400.0  # servers on a busy machine
@@ -479,7 +480,6 @@ process_group.leave()
 """
 
 
-@pytest.mark.slow
 def test_an_engine_that_ends_leaves_the_processes_of_a_job_together(tmp_path):
     (tmp_path / "group.py").write_text(GROUP)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]

@@ -27,6 +27,7 @@ from agentkit.policies.serve import _servable
 from agentkit.runs.recipe import Recipe
 from agentkit.training.adapters import lora, merged
 
+pytestmark = pytest.mark.slow
 SIZES = {
     "hidden_size": 48,
     "intermediate_size": 64,

@@ -21,9 +21,16 @@ OVERSHOOT_S = 0.25  # S4, on an idle machine
 BUSY = 15.0  # what a loaded machine may add, in seconds
 
 
-@pytest.fixture(scope="module", params=["A", "B"])
+TIERS = expected_tiers()
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(tier, marks=pytest.mark.slow if tier in TIERS[1:] else ()) for tier in "AB"],
+)
 def tier(request):
-    if request.param not in expected_tiers():
+    """What is not slow attacks the strongest tier only."""
+    if request.param not in TIERS:
         pytest.skip(f"this machine's kernel does not allow tier {request.param}")
     return request.param
 
