@@ -130,19 +130,16 @@ def test_paired_leaves_out_what_either_policy_has_no_score_for():
 
 def test_table_and_html():
     sampled = {"sft": singles([0.0, 1.0, 1.0, 0.0]), "gr<b>po": singles([1.0] * 4, oks=(True, False))}
-    comparison = compare(sampled, TASKS, greedy={"sft": singles([1.0, 1.0, 1.0, 0.0])})
+    comparison = compare(sampled, TASKS)
     table = comparison.table()
     assert list(table.index) == [
-        "Overall success", "Overall success, greedy", "Family A (math)", "Family B (multi-hop)", "Difficulty easy",
+        "Overall success", "Family A (math)", "Family B (multi-hop)", "Difficulty easy",
         "Difficulty medium", "Difficulty hard", "Average turns", "Average turns (successful tasks)",
         "Tool call failure rate", "… malformed calls", "… calls of unknown tools", "… calls that failed",
         "Average tokens per task", "Tokens per solved task",
     ]  # fmt: skip
     assert table["sft"]["Overall success"] == "50.0 % [15.0, 85.0]"
-    assert table["sft"]["Overall success, greedy"].startswith("75.0 %")
-    assert (
-        table["gr<b>po"]["Overall success, greedy"] == "–" and table["sft"]["Tool call failure rate"] == "–"
-    )
+    assert table["sft"]["Tool call failure rate"] == "–"
     assert table["gr<b>po"]["Tool call failure rate"].startswith("50.0 % [")
     page = comparison._repr_html_()
     assert "gr&lt;b&gt;po" in page and "<b>" not in page
@@ -161,10 +158,6 @@ def test_clear_errors():
         compare({"sft": some, "grpo": some[:1]})
     with pytest.raises(ValueError, match=r"tasks of grpo missing in sft \(1\): t1"):
         compare({"sft": some[:1], "grpo": some})
-    with pytest.raises(ValueError, match=r"tasks of sft missing in sft, greedy \(1\): t1"):
-        compare({"sft": some}, greedy={"sft": some[:1]})
-    with pytest.raises(ValueError, match="not among the policies"):
-        compare({"sft": some}, greedy={"grpo": some})
     with pytest.raises(ValueError, match=r"tasks of the trajectories missing in the given tasks \(1\): t9"):
         summarize([trajectory("t9", 1.0)], TASKS)
     with pytest.raises(ValueError, match="task t0, sample 0: success is nan"):

@@ -37,9 +37,7 @@ def finished(tmp_path_factory):
     arguments = [word for key, value in TINY.items() for word in ("-p", f"{key}={value}")]
     command = ["run", str(ROOT / "params" / "nano.yaml"), "--run", str(folder), *arguments]
     assert main([*command, "--to", "04"]) == 0
-    for suffix in ("", "_greedy"):
-        measured = folder / "eval" / f"sft{suffix}.parquet"
-        shutil.copy(measured, measured.with_name(f"rft{suffix}.parquet"))
+    shutil.copy(folder / "eval" / "sft.parquet", folder / "eval" / "rft.parquet")
     assert main(command) == 0
     assert RUN_VARIABLE not in os.environ, "papermill named the run to the kernels only"
     return folder
@@ -59,7 +57,12 @@ def test_the_whole_path_leaves_every_artefact(finished):
         assert run.file(name).exists(), name
     assert len(run.tasks) == 60 and len(run.metrics) == 3 and run.steps == [1, 2]
     n_test = sum(t.split == "test" for t in run.tasks)
-    assert len(run.trajectories("grpo")) == 2 * n_test and len(run.trajectories("grpo_greedy")) == n_test
+    assert len(run.trajectories("grpo")) == 2 * n_test
+    assert sorted(path.name for path in run.file("eval").iterdir()) == [
+        "base.parquet",
+        "grpo.parquet",
+        "sft.parquet",
+    ]
     comparison, shown = run.comparison, Comparison.from_json(run.comparison)
     assert "with 2 samples each" in run.file("preflight.json").read_text(), "of which notebook 03 is not told"
     assert comparison["n_tasks"] == n_test and set(comparison["policies"]) == {"base", "sft", "grpo"}

@@ -252,6 +252,24 @@ def test_a_changed_file_is_told(tmp_path):
     assert "CHANGED to" in render(load_run(run.path))
 
 
+def test_what_an_earlier_version_measured_greedily_is_no_policy(tmp_path, recwarn):
+    run = make_run(tmp_path / "a")
+    page = render(run)
+    for name in ("sft", "grpo"):
+        first = [t for t in run.trajectories(name) if t.sample == 0]
+        write_trajectories(run.file("eval", f"{name}_greedy.parquet"), first)
+    old = run.comparison
+    old["policies"]["sft"]["greedy"] = {"success": 0.5, "ci95": [0.2, 0.8], "n": 12}
+    write_json(run.file("comparison.json"), old)
+    write_json(run.file("baseline.json"), old["policies"]["sft"])
+    assert run.measured == ["grpo", "sft"] and list(report._Card(run, report.LADDER[0]).policies) == [
+        "sft",
+        "grpo",
+    ]
+    again = render(run)
+    assert "greedy" not in again and len(again) == len(page) and not recwarn.list
+
+
 def test_torn_gains_leave_the_result_in_place(tmp_path):
     run = make_run(tmp_path / "a")
     for name in ("gains.json", "gaia.json"):

@@ -41,7 +41,7 @@ class Comparison:
     """Policies measured on the same tasks. ``to_json`` is comparison.json; ``from_json`` reads it back."""
 
     n_tasks: int
-    policies: dict[str, dict[str, Any]]  # summarize() of each; "greedy": {success, ci95, n} where measured
+    policies: dict[str, dict[str, Any]]  # summarize() of each
     paired: list[dict[str, Any]]  # each pair (earlier, later): what ``judged`` says, and what stands beside
     flipped: dict[str, dict[str, list[str]]]  # "a->b": tasks whose first sample went to_right and to_wrong
 
@@ -109,11 +109,7 @@ class Comparison:
         return tables.to_html(self.table(), caption, self.sentences())
 
 
-def compare(
-    policies: Mapping[str, Samples],
-    tasks: Iterable[Task] | None = None,
-    greedy: Mapping[str, Samples] | None = None,
-) -> Comparison:
+def compare(policies: Mapping[str, Samples], tasks: Iterable[Task] | None = None) -> Comparison:
     """Measure policies on the same tasks and test every pair (earlier, later).
 
     The test is McNemar's mid-p where every task has one right-or-wrong sample, else a sign-flip permutation
@@ -127,7 +123,6 @@ def compare(
         policies: trajectories by policy name, the baseline first; {training seed: trajectories} where there
             are several.
         tasks: a suite that holds at least these tasks, for the breakdowns.
-        greedy: greedy trajectories by policy name, measured beside the sampled ones.
 
     Raises:
         DataError: policies, or training seeds of one, cover different tasks; two policies have different
@@ -141,12 +136,6 @@ def compare(
     values = {name: named(name, values_of, samples) for name, samples in policies.items()}
     entries = {name: named(name, summarize, samples, tasks) for name, samples in policies.items()}
     same_tasks(values)
-    for name, samples in (greedy or {}).items():
-        if name not in entries:
-            raise DataError(f"greedy trajectories of {name!r}, not among the policies {sorted(entries)}.")
-        own = named(f"{name}, greedy", values_of, samples)
-        same_tasks({name: values[name], f"{name}, greedy": own})
-        entries[name]["greedy"] = measure(own)
     measured = next(iter(values.values()))
     labels, clusters = labels_of(measured, tasks), clusters_of(measured, tasks)
     pairs = [Pair.of(a, b, values[a], values[b]) for a, b in combinations(values, 2)]

@@ -159,8 +159,6 @@ def _tex(cell: object) -> str:
 def figures(entry: Mapping[str, Any]) -> Iterator[Figure]:
     """Every number of an entry of comparison.json, in the order of the table."""
     blocks = {"Overall success": entry}
-    if "greedy" in entry:
-        blocks["Overall success, greedy"] = entry["greedy"]
     for label, block in breakdown(entry).items():
         blocks[label[0].upper() + label[1:] + SUBJECTS.get(label, "")] = block
     k = _most(entry)

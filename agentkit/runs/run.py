@@ -258,7 +258,7 @@ class Run:
         """
         if isinstance(which, str):
             path, step = self.file("eval", f"{check_name(which, 'policy')}.parquet"), None
-            policies = dict.fromkeys((which, which.removesuffix("_greedy")))
+            policies = {which}
             self.warn_if_changed(f"eval/{path.name}")
         else:
             path, step = self.file("train", "trajectories", f"step_{which:05d}.parquet"), int(which)
@@ -267,10 +267,6 @@ class Run:
         suite = self.tasks if self.file("tasks.jsonl").exists() else None
         if fault := misplaced(trajectories, policies, step, suite):
             raise RunError(f"{path}: {fault}. Restore the file, or run the stage that writes it again.")
-        if str(which).endswith("_greedy") and any(t.sample for t in trajectories):
-            raise RunError(
-                f"{path} holds several samples of a task: it is no greedy measurement. Restore it."
-            )
         return trajectories
 
     def rollouts(
@@ -293,6 +289,14 @@ class Run:
             raise unread[0]
         if unread:
             warnings.warn(f"{unread[0]} Steps whose rollouts are left out: {len(unread)}.", stacklevel=2)
+
+    @property
+    def measured(self) -> list[str]:
+        """Policies whose evaluation trajectories are stored, by name."""
+        stems = (path.stem for path in self.file("eval").glob("*.parquet"))
+        return sorted(
+            stem for stem in stems if not stem.endswith("_greedy")
+        )  # earlier versions wrote these too
 
     @property
     def steps(self) -> list[int]:

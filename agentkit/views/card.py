@@ -97,10 +97,8 @@ class _Card:
 
     @cached_property
     def policies(self) -> dict[str, list[Trajectory]]:
-        """Sampled evaluation trajectories, the baseline first; files that cannot be read are left out."""
-        stems = (path.stem for path in self.run.file("eval").glob("*.parquet"))
-        names = sorted(stem for stem in stems if not stem.endswith("_greedy"))
-        policies = {}
+        """Evaluation trajectories, the baseline first; files that cannot be read are left out."""
+        names, policies = self.run.measured, {}
         for name in sorted(names, key=[*ORDER, *names].index):
             try:
                 policies[name] = self.run.trajectories(name, tokens=False)
@@ -316,11 +314,8 @@ def _gaia(card: _Card) -> list[Markup]:
 
 
 def _baseline(card: _Card) -> list[Markup]:
-    sampled = read_json(card.run.file("baseline.json"))
-    policies = {"sampled": sampled}
-    if "greedy" in sampled:
-        policies["greedy"] = sampled["greedy"]
-    return [card.frame(policy_table(policies), f"{sampled['n']} tasks", "Metric")]
+    baseline = read_json(card.run.file("baseline.json"))
+    return [card.frame(policy_table({"baseline": baseline}), f"{baseline['n']} tasks", "Metric")]
 
 
 def _training(card: _Card) -> list[Markup]:
