@@ -306,6 +306,21 @@ class Run:
         return sorted(int(number) for number in numbers if number.isdecimal())
 
     @property
+    def trained_step(self) -> int | None:
+        """The step whose adapter GRPO kept; None where notebook 03 has not ended.
+
+        It is 0 for the agent before training, so also where no step up to the kept one had a gradient.
+        """
+        step = self.manifest["stages"].get("03_grpo", {}).get("best_step")
+        if not isinstance(step, int):
+            return None
+        with warnings.catch_warnings(), suppress(RunError):
+            warnings.simplefilter("ignore")  # whoever shows these rows tells what is wrong with them
+            norms = [row.get("grad_norm") for row in self.metric_rows() if 0 < row["step"] <= step]
+            return 0 if norms and all(norm == 0 for norm in norms) else step
+        return step
+
+    @property
     def comparison(self) -> dict:
         """comparison.json."""
         return read_json(self.file("comparison.json"))
