@@ -437,7 +437,7 @@ class Lab:
                 measured[name] = rollout(tasks, policy, **self.options(seed=self.recipe.seed, **options))
             own = by_task(measured[name]).items()
             scores[name] = {task: [t.success for t in samples] for task, samples in own}
-            comparison = compare(measured, tasks)
+            comparison = compare(measured, tasks).of_run(run)
             write_json(run.file("gaia.json"), comparison.to_json() | {"scores": scores})
         return comparison
 

@@ -121,11 +121,14 @@ class _Card:
         ]
         links = [html.element("a", title, href=f"#{_anchor(title)}") for title, _ in wanted]
         title = f"Run card: {self.run.path.name}"
-        lead = _or_none(lambda: _comparison(self.run).sentences())
+        lead = _or_none(lambda: _lead(_comparison(self.run)))
         header = [
             html.element("h1", title),
             html.element("p", self.text(_subtitle(self.manifest)), class_="soft"),
-            *(html.element("p", self.text(sentence), class_="lead") for sentence in lead or [NOT_COMPARED]),
+            *(
+                html.element("p", self.text(sentence, 2_000), class_="lead")
+                for sentence in lead or [NOT_COMPARED]
+            ),
             _stages(self),
         ]
         parts = [html.element("header", *header), html.element("nav", *links)]
@@ -524,7 +527,11 @@ def _named(names: Collection[str], rows: list[dict]) -> list[int]:
 
 
 def _comparison(run: Run) -> Comparison:
-    return Comparison.from_json(run.comparison, run.file("comparison.json"))
+    return Comparison.from_json(run.comparison, run.file("comparison.json")).of_run(run)
+
+
+def _lead(comparison: Comparison) -> list[str]:
+    return [*comparison.lead(), *comparison.sentences()]
 
 
 def _or_none(make: Callable[[], Any]) -> Any:
