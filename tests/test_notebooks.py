@@ -67,6 +67,8 @@ def test_the_whole_path_leaves_every_artefact(finished):
     assert "with 2 samples each" in run.file("preflight.json").read_text(), "of which notebook 03 is not told"
     assert comparison["n_tasks"] == n_test and set(comparison["policies"]) == {"base", "sft", "grpo"}
     assert 0 < comparison["paired"][0]["p"] <= 1
+    assert comparison["headline"]["policy"] == "grpo" and shown.lead() == [comparison["headline"]["sentence"]]
+    assert comparison["policies"]["grpo"]["trained_step"] == run.trained_step
     assert shown.table().index[0] == "Overall success" and len(shown.sentences()) == 3
     assert run.manifest["recipe"]["n_tasks"] == 60 and run.manifest["hashes"]["tasks.jsonl"]
 
@@ -106,6 +108,7 @@ def test_a_finished_run_is_kept_and_its_table_printed_again(finished, capsys):
     assert main(["run", str(ROOT / "params" / "nano.yaml"), "--run", str(finished), *arguments]) == 0
     printed = capsys.readouterr().out
     assert printed.count("done, kept") == 5 and "sft" in printed and "grpo" in printed
+    assert json.loads(before)["headline"]["sentence"] in printed
     assert (finished / "comparison.json").read_bytes() == before
 
 

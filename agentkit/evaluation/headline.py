@@ -35,7 +35,7 @@ def headline(
     *others, policy = policies
     if not others:
         return None
-    best = max(others, key=lambda name: policies[name]["success"])
+    best = max(reversed(others), key=lambda name: policies[name]["success"])
     pair = next((pair for pair in paired if (pair["a"], pair["b"]) == (best, policy)), None)
     if pair is None:  # of a file that was edited
         return None
