@@ -226,8 +226,9 @@ def _print_finished(run: Run, as_json: bool) -> int:
     from agentkit.evaluation import Comparison
     from agentkit.views.card import write_report
 
-    comparison = Comparison.from_json(run.comparison, run.file("comparison.json"))
-    lines = [f"\n{comparison.table().to_string()}\n", *comparison.sentences(), f"\nrun folder: {run.path}"]
+    comparison = Comparison.from_json(run.comparison, run.file("comparison.json")).of_run(run)
+    table, sentences = f"\n{comparison.table().to_string()}\n", comparison.sentences()
+    lines = ["", *comparison.lead(), table, *sentences, f"\nrun folder: {run.path}"]
     text = "\n".join([*lines, f"run card: {write_report(run)}"])
     return _print(as_json, {"run": str(run.path), **run.comparison}, text)
 
@@ -689,8 +690,9 @@ def gaia_command(
         raise DataError(f"--levels {levels[:40]!r}: use 1, 2 and 3, with commas")
     options = {"policies": [name.strip() for name in policies.split(",")], "levels": list(map(int, wanted))}
     comparison = Lab.of(folder).gaia(folder, file or "hub", limit=limit, **options)
-    table, sentences = level_table(comparison.policies, comparison.paired), comparison.sentences()
-    text = "\n".join([f"{table.to_string()}\n", *sentences, str(folder.file("gaia.json"))])
+    table = level_table(comparison.policies, comparison.paired).to_string()
+    lines = [*comparison.lead(), f"{table}\n", *comparison.sentences()]
+    text = "\n".join([*lines, str(folder.file("gaia.json"))])
     return _print(as_json, read_json(folder.file("gaia.json")), text)
 
 

@@ -382,31 +382,19 @@ class Lab:
         """The trajectories with this lab's reward; their verdicts stay (rewards.judged_again)."""
         return score_all(tasks, trajectories, self.reward)
 
-    def measure(
-        self, run: Run, policy: Policy, tasks: Sequence[Task]
-    ) -> tuple[list[Trajectory], list[Trajectory]]:
-        """Roll a policy out on tasks, sampled (``test_samples`` each) and greedily, and store both in the
-        run.
+    def measure(self, run: Run, policy: Policy, tasks: Sequence[Task]) -> list[Trajectory]:
+        """Roll a policy out on tasks, ``test_samples`` times each, and store it as eval/<name>.parquet.
 
         Every policy meets the same tasks with the same random numbers, so that comparisons are paired.
-        Verdicts
-        only: a reward is given where policies are compared, so that another reward repeats no measurement.
-
-        Returns:
-            Sampled and greedy trajectories; they are written to eval/<name>.parquet and
-            eval/<name>_greedy.parquet.
+        Verdicts only: a reward is given where policies are compared, so that another reward repeats no
+        measurement.
         """
-        measured = []
-        for suffix, changes in (
-            ("", {"group_size": self.recipe.test_samples}),
-            ("_greedy", {"temperature": 0.0}),
-        ):
-            label = f"{policy.name}, {'greedy' if suffix else 'sampled'}"
-            options = self.options(seed=self.recipe.seed, progress=label, **changes)
-            measured.append(_rollout(tasks, policy, f"{policy.name}{suffix}", **options))
-            path = run.file("eval", f"{policy.name}{suffix}.parquet")
-            _on_main_process(partial(write_trajectories, path, measured[-1]))
-        return measured[0], measured[1]
+        changes = {"group_size": self.recipe.test_samples, "progress": f"{policy.name}, test"}
+        options = self.options(seed=self.recipe.seed, **changes)
+        measured = _rollout(tasks, policy, policy.name, **options)
+        path = run.file("eval", f"{policy.name}.parquet")
+        _on_main_process(partial(write_trajectories, path, measured))
+        return measured
 
     def gaia(
         self,
@@ -447,7 +435,7 @@ class Lab:
                 measured[name] = rollout(tasks, policy, **self.options(seed=self.recipe.seed, **options))
             own = by_task(measured[name]).items()
             scores[name] = {task: [t.success for t in samples] for task, samples in own}
-            comparison = compare(measured, tasks)
+            comparison = compare(measured, tasks).of_run(run)
             write_json(run.file("gaia.json"), comparison.to_json() | {"scores": scores})
         return comparison
 
@@ -461,7 +449,7 @@ class Lab:
             return
         changed, total, unanswered = 0, 0, []
         measured = [policy for policy in policies if policy in ("base", "sft")]  # by notebook 02
-        for name in (f"{policy}{suffix}" for policy in measured for suffix in ("", "_greedy")):
+        for name in measured:
             held = run.trajectories(name)
             again = judged_again(tasks, held, unanswered)
             other = sum(one.success != two.success for one, two in zip(held, again, strict=True))

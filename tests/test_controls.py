@@ -200,7 +200,7 @@ def test_a_hindsight_control_is_all_its_rounds_and_in_half_precision_the_last(tm
 
 def test_what_is_discarded_of_a_control_leaves_the_manifest_too(finished):
     finished.begin("05_compare", {})
-    for name in ("rft", "rft_greedy", "grpo"):
+    for name in ("rft", "grpo"):
         write_trajectories(finished.file("eval", f"{name}.parquet"), finished.trajectories(1))
     finished.end("05_compare")
     Work(lab_with(RECIPE), finished).discard("rft")

@@ -43,16 +43,16 @@ SMALL |= {"val_samples": 2, "test_samples": 4, "sft": True, "sft_transcripts": 2
 def test_counts_by_hand():
     assert counts(Recipe.from_mapping(SMALL)) == {
         "demonstrations": 70 * 2 * 3,
-        "baseline": 15 * 5,
+        "baseline": 15 * 4,
         "rollouts": 40,
         "updates": 40,
         "validation": 4 * 15 * 2,  # before step 1, after 4, 8 and 10; no more validation tasks than there are
-        "final": 15 * 5,
+        "final": 15 * 4,
         "control rollouts": 0,
         "control updates": 0,
     }
     more = counts(Recipe.from_mapping(SMALL | {"controls": "sft_more,rft", "resample_correct": True}))
-    assert (more["rollouts"], more["updates"], more["final"]) == (80, 40, 3 * 15 * 5)
+    assert (more["rollouts"], more["updates"], more["final"]) == (80, 40, 3 * 15 * 4)
     assert (more["control rollouts"], more["control updates"]) == (
         80,
         40 + 70 * 2,
@@ -68,7 +68,7 @@ def test_counts_by_hand():
 def test_forecast_by_hand():
     seconds = forecast(Recipe.from_mapping(SMALL), RATES)
     assert list(seconds) == list(PHASES)
-    assert list(seconds.values()) == [420 * 0.25 + 75 * 3, 80, 20, 360, 225, 100]
+    assert list(seconds.values()) == [420 * 0.25 + 60 * 3, 80, 20, 360, 180, 100]
 
 
 def test_the_tables_of_the_document():
@@ -102,7 +102,7 @@ def test_the_tables_of_the_document():
 def small_run(path, steps=10, done=("01_tasks", "02_baseline", "03_grpo", "05_compare")):
     """A run that kept exactly to RATES on one device."""
     run = Run.create(path)
-    seconds = {"01_tasks": 40.0, "02_baseline": 330.0, "03_grpo": 60.0 + 46 * steps, "05_compare": 225.0}
+    seconds = {"01_tasks": 40.0, "02_baseline": 285.0, "03_grpo": 60.0 + 46 * steps, "05_compare": 180.0}
     run.update(
         recipe=SMALL | {"unknown_key": 3},
         stages={name: {"status": "done", "seconds": seconds[name]} for name in done},
@@ -128,7 +128,7 @@ def test_rollouts_are_counted_twice_where_each_group_is_chosen_from_two(tmp_path
 
 def test_rates_are_measured_back(tmp_path):
     run = small_run(tmp_path / "a")
-    assert actual(run) == dict(zip(PHASES, [330.0, 80.0, 20.0, 360.0, 225.0, 100.0], strict=True))
+    assert actual(run) == dict(zip(PHASES, [285.0, 80.0, 20.0, 360.0, 180.0, 100.0], strict=True))
     rates = measured_rates(run)
     assert (rates.rollout, rates.evaluation, rates.update, rates.demonstration, rates.other) == (
         2.0,
@@ -150,9 +150,9 @@ def test_a_control_is_forecast_with_its_training_and_told_apart_in_what_a_run_to
     run = small_run(tmp_path / "a")
     run.update(recipe={"controls": "rft"})
     seconds = forecast(Recipe.of(run), RATES)
-    assert seconds[PHASES[4]] == 2 * 225 + 80 + 20
+    assert seconds[PHASES[4]] == 2 * 180 + 80 + 20
     five = run.manifest["stages"]["05_compare"]
-    took = {"seconds": five["seconds"] + 325.0, "controls": {"rft": {"seconds": 325.0}}}
+    took = {"seconds": five["seconds"] + 280.0, "controls": {"rft": {"seconds": 280.0}}}
     run.update(stages={"05_compare": five | took})
     assert measured_rates(run).evaluation == pytest.approx(3.0)
 
@@ -167,13 +167,13 @@ def test_a_notebook_that_failed_has_measured_nothing(tmp_path):
 def test_a_policy_took_the_notebooks_that_made_it(tmp_path):
     run = small_run(tmp_path / "a")
     took = [cost.made_in(run, policy) for policy in ("base", "sft", "grpo", "sft_more")]
-    assert took == [0.0, 330.0, 330.0 + 520.0, 330.0 + 225.0]
+    assert took == [0.0, 285.0, 285.0 + 520.0, 285.0 + 180.0]
     last = run.manifest["stages"]["05_compare"] | {"controls": {"sft_more": {"seconds": 80.0}}, "devices": 2}
     run.update(stages={"05_compare": last})
-    assert cost.made_in(run, "sft_more") == 330.0 + 160.0
+    assert cost.made_in(run, "sft_more") == 285.0 + 160.0
     run.update(stages={"03_grpo": run.manifest["stages"]["03_grpo"] | {"seconds": 5.0}})  # resumed at its end
     trained = sum(actual(run)[phase] for phase in PHASES[1:4])
-    assert cost.made_in(run, "grpo") == 330.0 + trained > 400
+    assert cost.made_in(run, "grpo") == 285.0 + trained > 400
 
 
 @pytest.mark.parametrize(("key", "passes"), [("minibatches", 1), ("num_iterations", 2)])
@@ -406,12 +406,12 @@ def test_a_file_that_is_no_yaml_is_told_without_the_name_of_a_class(tmp_path):
 
 
 def test_rates_of_a_given_suite_count_its_own_test(tmp_path):
-    """A given tasks.jsonl has another test than 15 % of n_tasks: here 45 samples took 225 seconds, not 75."""
+    """A given tasks.jsonl has another test than 15 % of n_tasks: here 44 samples took 180 seconds, not 60."""
     run = small_run(tmp_path / "a")
-    samples = Recipe.of(run).test_samples + 1
+    samples = Recipe.of(run).test_samples
     tasks = [Task(str(i), f"How many {i}?", "3", split="test") for i in range(45 // samples)]
     write_tasks(run.file("tasks.jsonl"), tasks)
-    assert measured_rates(run).evaluation == pytest.approx(225 / (len(tasks) * samples))
+    assert measured_rates(run).evaluation == pytest.approx(180 / (len(tasks) * samples))
 
 
 def test_a_given_suite_is_counted_as_its_file_splits_it(tmp_path):
@@ -421,8 +421,8 @@ def test_a_given_suite_is_counted_as_its_file_splits_it(tmp_path):
         return Recipe.from_mapping(SMALL | {"tasks": str(path), "epochs": 3, "val_tasks": 999})
 
     found = counts(recipe(("train", 100), ("validation", 50), ("test", 250)))
-    assert (found["demonstrations"], found["final"], found["rollouts"]) == (100 * 6, 250 * 5, 10 * 4)
+    assert (found["demonstrations"], found["final"], found["rollouts"]) == (100 * 6, 250 * 4, 10 * 4)
     found = counts(recipe(("train", 10), ("test", 250)))  # a fifth of the training tasks validates
     assert (found["demonstrations"], found["validation"]) == (8 * 6, 4 * 2 * 2)
     found = counts(recipe(("test", 200)))
-    assert (found["demonstrations"], found["final"]) == (140 * 6, 30 * 5)
+    assert (found["demonstrations"], found["final"]) == (140 * 6, 30 * 4)

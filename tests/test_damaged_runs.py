@@ -31,12 +31,9 @@ METRICS, ALARMS, SUITE = "train/metrics.jsonl", "train/alarms.jsonl", "tasks.jso
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
-    """A run with two policies, greedily and sampled, and the rollouts of four steps."""
+    """A run with two policies and the rollouts of four steps."""
     tasks = [Task(f"t{i}", f"What is {i} + 5?", str(i + 5), "numeric", "A", "easy", "test") for i in range(6)]
     run = make_run(tmp_path_factory.mktemp("finished") / "run", tasks=tasks)
-    for name in ("sft", "grpo"):
-        one = [t for t in run.trajectories(name) if t.sample == 0]
-        write_trajectories(run.file("eval", f"{name}_greedy.parquet"), one)
     for step in range(1, 5):
         batch = [dataclasses.replace(t, step=step) for t in run.trajectories("grpo")]
         write_trajectories(run.file("train", "trajectories", f"step_{step:05d}.parquet"), batch)
@@ -170,9 +167,7 @@ def odd(rel, kind):
 
 def compared(folder):
     run = load_run(folder)
-    names = ("sft", "grpo")
-    greedy = {name: run.trajectories(f"{name}_greedy") for name in names}
-    compare({name: run.trajectories(name) for name in names}, run.tasks, greedy=greedy)
+    compare({name: run.trajectories(name) for name in ("sft", "grpo")}, run.tasks)
 
 
 COMMANDS = {
@@ -192,7 +187,6 @@ CASES = {
     "policies swapped": (swapped("eval/sft.parquet", EVAL), BOTH, "row 1 is of policy"),
     "policy copied": (copied("eval/sft.parquet", EVAL), BOTH, "row 1 is of policy 'sft', and the file of grpo"),
     "one row of another policy": (field(EVAL, "policy", "base"), BOTH, "row 4 is of policy 'base'"),
-    "sampled for greedy": (swapped("eval/grpo_greedy.parquet", EVAL), ("compare",), "no greedy measurement"),
     "training as evaluation": (copied(STEP, EVAL), BOTH, "row 1 is of step 2, and the file of no training step"),
     "evaluation as training": (copied(EVAL, STEP), TRAINED, "row 1 is of no training step, and the file of step 2"),
     "steps swapped": (swapped("train/trajectories/step_00001.parquet", STEP), TRAINED, "is of step 2, and the file of step 1"),

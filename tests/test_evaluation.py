@@ -1,5 +1,7 @@
 import json
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,9 +19,10 @@ from agentkit.evaluation import (
 from agentkit.evaluation.behaviour import behaviour
 from agentkit.evaluation.examples import examples
 from agentkit.evaluation.failures import failures
+from agentkit.evaluation.headline import untrained
 from agentkit.evaluation.tables import level_table, to_csv
 from agentkit.records import DataError, StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.runs import RunError
+from agentkit.runs import Run, RunError, append_jsonl
 from agentkit.views.plots import success_bars
 
 
@@ -121,6 +124,136 @@ def test_comparison_with_several_samples_and_three_policies():
     assert comparison.flipped["sft->grpo"] == {"to_right": [], "to_wrong": []}  # the first of each was right
 
 
+def rated(rates, policy):
+    """Four samples a task, so many of them right."""
+    return [trajectory(f"t{i}", float(k < r), k, policy) for i, r in enumerate(rates) for k in range(4)]
+
+
+def test_the_headline_is_the_last_policy_against_the_best_of_the_others():
+    """grpo - sft_more is 0.25 in 20 of 40 tasks and 0.5 in the others: no flip of signs sums to as much."""
+    policies = {
+        "base": rated([0] * 40, "base"),
+        "sft": rated([1, 2] * 20, "sft"),
+        "sft_more": rated([2] * 40, "sft_more"),
+        "grpo": rated([3, 4] * 20, "grpo"),
+    }
+    comparison = compare(policies)
+    pair = next(pair for pair in comparison.paired if (pair["a"], pair["b"]) == ("sft_more", "grpo"))
+    (low, high), said = pair["ci95"], comparison.headline["sentence"]
+    assert comparison.headline == {
+        "sentence": said, "policy": "grpo", "best_other": "sft_more", "diff": 0.375, "ci95": [low, high], "p": pair["p_holm"],
+    }  # fmt: skip
+    assert said == (
+        f"GRPO solves 87.5 % of 40 held-out tasks, 37.5 points [{100 * low:.1f}, {100 * high:.1f}] more than "
+        "SFT with more data, the best of base, SFT and SFT with more data (p < 0.0001, p and interval "
+        "corrected for 6 comparisons, clustered by task)."
+    )
+    worse = compare({"grpo": policies["grpo"], "rft": policies["sft_more"]})
+    assert worse.headline["sentence"] == (
+        f"Rejection sampling solves 50.0 % of 40 held-out tasks, {spoken(worse)} fewer than GRPO "
+        "(p < 0.0001, clustered by task)."
+    )
+    page = comparison._repr_html_()
+    assert compare(policies).to_json()["headline"]["sentence"] == said
+    assert page.index("<p>") < page.index("<table>"), "above the table"
+
+
+def spoken(comparison):
+    low, high = sorted(abs(100 * bound) for bound in comparison.headline["ci95"])
+    return f"37.5 points [{low:.1f}, {high:.1f}]"
+
+
+def test_a_headline_whose_interval_holds_0_says_so():
+    sft, grpo = singles([0.0, 0.0, 1.0, 0.0]), singles([1.0, 1.0, 0.0, 0.0], policy="grpo")
+    base = singles([1.0, 0.0, 0.0, 0.0], policy="base")  # as good as sft, which is named as it comes later
+    one, two = compare({"sft": sft, "grpo": grpo}), compare({"base": base, "sft": sft, "grpo": grpo})
+    (low, high), p = two.headline["ci95"], two.headline["p"]
+    assert one.headline["sentence"] == (
+        "GRPO solves 50.0 % of 4 held-out tasks, and SFT 25.0 %: a difference is not shown (+25.0 [-47.3, +80.6] points, p = 0.63, clustered by task)."
+    )
+    assert two.headline["sentence"] == (
+        "GRPO solves 50.0 % of 4 held-out tasks, and SFT, the best of base and SFT, 25.0 %: a difference is "
+        f"not shown (+25.0 [{100 * low:+.1f}, {100 * high:+.1f}] points, p = {p:.2g}, p and interval "
+        "corrected for 3 comparisons, clustered by task)."
+    )
+    assert compare({"sft": sft}).headline is None and compare({"sft": sft}).lead() == []
+
+
+def test_a_headline_tells_seeds_unscored_tasks_and_templates_that_say_otherwise():
+    runs = {s: rated([1] * 12, "sft") for s in (1, 2)}, {s: rated([4] * 12, "grpo") for s in (1, 2)}
+    said = compare(dict(zip(("sft", "grpo"), runs, strict=True))).headline["sentence"]
+    assert "not shown (+75.0 [" in said and "two training seeds are too few for a test" in said
+    assert said.endswith("clustered by task and training seed).")
+    some = compare({"sft": singles([0.0, None, 0.0]), "grpo": singles([1.0, 1.0, 1.0])}).headline
+    assert "on the 2 tasks scored for both" in some["sentence"]
+    alike = [
+        Task(f"t{i}", "?", "1", "numeric", "A", "easy", "test", meta={"template": "ab"[i > 0]})
+        for i in range(20)
+    ]
+    two = compare({"sft": singles([1.0] + [0.0] * 19), "grpo": singles([0.0] + [1.0] * 19)}, alike).headline
+    assert (
+        "more than SFT" in two["sentence"]
+        and " Clustered by template it is not shown: +90.0 [" in two["sentence"]
+    )
+
+
+# ---- GRPO that kept the agent it started from
+def planted(path, rows=(), **stage):
+    run = Run.create(path)
+    run.update(stages={"03_grpo": {"status": "done"} | stage})
+    for row in rows:
+        append_jsonl(run.file("train", "metrics.jsonl"), row)
+    return run
+
+
+KEPT_0 = (
+    "GRPO kept the adapter of step 0: no step improved on its start, so this is the agent before training, "
+    "compared with itself."
+)
+
+
+def test_grpo_that_kept_step_0_claims_no_gain(tmp_path):
+    run = planted(tmp_path / "a", best_step=0, steps=40)
+    found = compare({"base": rated([0] * 40, "base"), "grpo": rated([4] * 40, "grpo")})
+    assert "more than base" in found.headline["sentence"]
+    kept = found.of_run(run)
+    assert kept.lead() == [f"{KEPT_0} It solves 100.0 % of 40 held-out tasks, and no gain is claimed."]
+    assert kept.to_json()["policies"]["grpo"]["trained_step"] == 0
+    assert "trained_step" not in kept.policies["base"]
+    assert kept._repr_html_().index(KEPT_0) < kept._repr_html_().index("<table>")
+    assert Comparison.from_json(json.loads(json.dumps(kept.to_json()))).lead() == kept.lead()
+    later = found.of_run(planted(tmp_path / "b", best_step=20))
+    assert later.policies["grpo"]["trained_step"] == 20 and later.lead() == found.lead()
+    assert found.of_run(Run.create(tmp_path / "c")) == found, "notebook 03 has not ended"
+    assert compare({"sft": rated([1] * 9, "sft"), "base": rated([1] * 9, "base")}).of_run(
+        run
+    ).policies.keys() == {"sft", "base"}
+
+
+@pytest.mark.parametrize(
+    ("norms", "step"), [([0.0, 0.0, 0.5], 0), ([0.0, 0.1, 0.0], 2), ([None, 0.0, 0.0], 2), ([], 2)]
+)
+def test_steps_without_a_gradient_leave_the_agent_as_it_was(tmp_path, norms, step):
+    rows = [{"step": 0}, *({"step": i, "grad_norm": norm} for i, norm in enumerate(norms, 1))]
+    assert planted(tmp_path / "a", rows, best_step=2).trained_step == step
+
+
+@pytest.mark.parametrize(("best", "said"), [(0, KEPT_0), (2, "")])
+def test_notebook_03_ends_with_what_grpo_kept(tmp_path, best, said):
+    cells = json.loads((Path(__file__).parents[1] / "notebooks" / "03_grpo.ipynb").read_text())["cells"]
+    last, run = "".join(cells[-1]["source"]), planted(tmp_path / "a")
+    run.begin("03_grpo", {})
+    names = {
+        "run": run,
+        "result": {"best_step": best},
+        "work": SimpleNamespace(record={}),
+        "untrained": untrained,
+    }
+    shown = []
+    exec(last, names | {"Markdown": shown.append})
+    assert shown[0].split("Saved")[0].strip() == said
+
+
 def test_paired_leaves_out_what_either_policy_has_no_score_for():
     got = compare({"a": singles([0.0, None, 1.0]), "b": singles([1.0, 1.0, None])})
     assert got.paired[0]["n"] == 1 and got.paired[0]["diff"] == 1.0 and got.paired[0]["p"] == 1.0
@@ -130,19 +263,16 @@ def test_paired_leaves_out_what_either_policy_has_no_score_for():
 
 def test_table_and_html():
     sampled = {"sft": singles([0.0, 1.0, 1.0, 0.0]), "gr<b>po": singles([1.0] * 4, oks=(True, False))}
-    comparison = compare(sampled, TASKS, greedy={"sft": singles([1.0, 1.0, 1.0, 0.0])})
+    comparison = compare(sampled, TASKS)
     table = comparison.table()
     assert list(table.index) == [
-        "Overall success", "Overall success, greedy", "Family A (math)", "Family B (multi-hop)", "Difficulty easy",
+        "Overall success", "Family A (math)", "Family B (multi-hop)", "Difficulty easy",
         "Difficulty medium", "Difficulty hard", "Average turns", "Average turns (successful tasks)",
         "Tool call failure rate", "… malformed calls", "… calls of unknown tools", "… calls that failed",
         "Average tokens per task", "Tokens per solved task",
     ]  # fmt: skip
     assert table["sft"]["Overall success"] == "50.0 % [15.0, 85.0]"
-    assert table["sft"]["Overall success, greedy"].startswith("75.0 %")
-    assert (
-        table["gr<b>po"]["Overall success, greedy"] == "–" and table["sft"]["Tool call failure rate"] == "–"
-    )
+    assert table["sft"]["Tool call failure rate"] == "–"
     assert table["gr<b>po"]["Tool call failure rate"].startswith("50.0 % [")
     page = comparison._repr_html_()
     assert "gr&lt;b&gt;po" in page and "<b>" not in page
@@ -161,10 +291,6 @@ def test_clear_errors():
         compare({"sft": some, "grpo": some[:1]})
     with pytest.raises(ValueError, match=r"tasks of grpo missing in sft \(1\): t1"):
         compare({"sft": some[:1], "grpo": some})
-    with pytest.raises(ValueError, match=r"tasks of sft missing in sft, greedy \(1\): t1"):
-        compare({"sft": some}, greedy={"sft": some[:1]})
-    with pytest.raises(ValueError, match="not among the policies"):
-        compare({"sft": some}, greedy={"grpo": some})
     with pytest.raises(ValueError, match=r"tasks of the trajectories missing in the given tasks \(1\): t9"):
         summarize([trajectory("t9", 1.0)], TASKS)
     with pytest.raises(ValueError, match="task t0, sample 0: success is nan"):

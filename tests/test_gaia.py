@@ -350,7 +350,7 @@ def test_both_agents_by_level_and_nothing_of_the_questions_is_written(
     said = capsys.readouterr().out
     assert all(part in said for part in ("level 1", "level 2", "level 3", "all", "sft → grpo", "tasks"))
     kept = json.loads(trained.file("gaia.json").read_text())
-    assert set(kept["scores"]) == {"sft", "grpo"}
+    assert set(kept["scores"]) == {"sft", "grpo"} and kept["headline"]["sentence"] in said
     assert set(kept["scores"]["grpo"]) == {row["task_id"] for row in OFFICIAL}
     assert [len(samples) for samples in kept["scores"]["sft"].values()] == [1] * 5
     levels = kept["policies"]["sft"]["by_difficulty"]

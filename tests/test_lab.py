@@ -399,8 +399,8 @@ def test_training_tasks_of_a_difficulty():
 def test_a_measurement_holds_verdicts_and_another_reward_repeats_none(recipe, tokenizer, tmp_path):
     lab, run = Lab.open(recipe), Run.create(tmp_path / "run")
     tasks = lab.suite().split("test")
-    sampled, greedy = lab.measure(run, ScriptedPolicy(tokenizer, name="sft"), tasks)
-    assert len(sampled) == 4 * len(tasks) and len(greedy) == len(tasks)
+    sampled = lab.measure(run, ScriptedPolicy(tokenizer, name="sft"), tasks)
+    assert len(sampled) == 4 * len(tasks) and run.measured == ["sft"]
     assert all(t.reward is None and t.success == 1.0 for t in run.trajectories("sft"))
     rewarded = lab.rewarded(run, "sft", tasks)
     assert [t.reward for t in rewarded] == [t.reward for t in run.trajectories("sft")]
@@ -429,7 +429,7 @@ def test_a_rank_that_a_shell_has_left_behind_keeps_no_process_from_writing(
 def test_rewards_that_ship_are_given_without_reading_tokens_which_stay_in_the_file(tokenizer, tmp_path):
     lab, run = Lab.open({"families": "A", "n_tasks": 20, "tool_cache": "off"}), Run.create(tmp_path / "run")
     tasks = lab.suite().split("test")
-    sampled, _ = lab.measure(run, ScriptedPolicy(tokenizer, name="sft"), tasks)
+    sampled = lab.measure(run, ScriptedPolicy(tokenizer, name="sft"), tasks)
     rewarded = lab.rewarded(run, "sft", tasks)
     assert all(isinstance(t.completion_ids, Unread) and t.reward is not None for t in rewarded)
     assert run.trajectories("sft") == lab.score(tasks, sampled), "tokens and turns as they were sampled"
@@ -452,11 +452,10 @@ def test_what_another_lab_file_judged_is_judged_again_before_it_is_compared(reci
         if right:
             (tmp_path / "mine.py").write_text(before)
             again = Lab.open(recipe)
-        n = 5 * len(tasks)
+        n = 4 * len(tasks)
         with pytest.warns(UserWarning, match=f"answers of sft were judged again .* {n} of {n} verdicts"):
             again.judge_alike(run, ["sft"], tasks)
-        for name in ("sft", "sft_greedy"):
-            assert {(t.success, bool(t.completion_ids)) for t in run.trajectories(name)} == {(right, True)}
+        assert {(t.success, bool(t.completion_ids)) for t in run.trajectories("sft")} == {(right, True)}
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             again.judge_alike(run, ["sft"], tasks)  # as it is

@@ -199,13 +199,13 @@ def test_two_processes_train_one_adapter_on_whole_groups(folder):
     norms = [[row["grad_norm"] for row in found[1:]] for found in (rows, alone)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-2), "two processes take the steps that one would"
     assert math.isfinite(rows[-1]["loss"]) and run.file("adapter", "adapter_model.safetensors").exists()
-    assert _shares_of_the_test(work) == [{"grpo": 2, "grpo_greedy": 1}] * 2
+    assert _shares_of_the_test(work) == [{"grpo": 2}] * 2
 
 
 def _shares_of_the_test(work: Work) -> list[dict]:
     """What each process sampled of the final test, as notebook 05 has it measured; two tasks, in twos."""
-    sampled, greedy = work.measure("grpo")
-    assert (len(sampled), len(greedy)) == (4, 2) and isinstance(sampled[0].completion_ids, Unread)
+    sampled = work.measure("grpo")
+    assert len(sampled) == 4 and isinstance(sampled[0].completion_ids, Unread)
     return [rank["sampled"] for rank in work.record["ranks"]["measure grpo"]]
 
 
@@ -373,7 +373,7 @@ def test_a_split_trains_on_when_a_server_dies_and_leaves_none_behind(folder):
     gaps = [row["sync_gap"] for row in read_jsonl(run.file("train", "metrics.jsonl")) if "sync_gap" in row]
     assert len(gaps) >= 3 and max(gaps) < 1e-3, "they sample from the trained weights"
     assert not [p for p in psutil.process_iter() if _writes_to(p, run)] and not _workers(run)
-    assert _shares_of_the_test(work) == [{"grpo": 2, "grpo_greedy": 1}] * 2
+    assert _shares_of_the_test(work) == [{"grpo": 2}] * 2
 
 
 def _writes_to(process: psutil.Process, run: Run) -> bool:

@@ -38,9 +38,7 @@ def finished(tmp_path_factory):
     arguments = [word for key, value in TINY.items() for word in ("-p", f"{key}={value}")]
     command = ["run", str(ROOT / "params" / "nano.yaml"), "--run", str(folder), *arguments]
     assert main([*command, "--to", "04"]) == 0
-    for suffix in ("", "_greedy"):
-        measured = folder / "eval" / f"sft{suffix}.parquet"
-        shutil.copy(measured, measured.with_name(f"rft{suffix}.parquet"))
+    shutil.copy(folder / "eval" / "sft.parquet", folder / "eval" / "rft.parquet")
     assert main(command) == 0
     assert RUN_VARIABLE not in os.environ, "papermill named the run to the kernels only"
     return folder
@@ -60,11 +58,18 @@ def test_the_whole_path_leaves_every_artefact(finished):
         assert run.file(name).exists(), name
     assert len(run.tasks) == 60 and len(run.metrics) == 3 and run.steps == [1, 2]
     n_test = sum(t.split == "test" for t in run.tasks)
-    assert len(run.trajectories("grpo")) == len(run.trajectories("grpo_greedy")) == n_test
+    assert len(run.trajectories("grpo")) == n_test
+    assert sorted(path.name for path in run.file("eval").iterdir()) == [
+        "base.parquet",
+        "grpo.parquet",
+        "sft.parquet",
+    ]
     comparison, shown = run.comparison, Comparison.from_json(run.comparison)
     assert "with 1 samples each" in run.file("preflight.json").read_text(), "of which notebook 03 is not told"
     assert comparison["n_tasks"] == n_test and set(comparison["policies"]) == {"base", "sft", "grpo"}
     assert 0 < comparison["paired"][0]["p"] <= 1
+    assert comparison["headline"]["policy"] == "grpo" and shown.lead() == [comparison["headline"]["sentence"]]
+    assert comparison["policies"]["grpo"]["trained_step"] == run.trained_step
     assert shown.table().index[0] == "Overall success" and len(shown.sentences()) == 3
     assert run.manifest["recipe"]["n_tasks"] == 60 and run.manifest["hashes"]["tasks.jsonl"]
 
@@ -101,6 +106,7 @@ def test_a_finished_run_is_kept_and_its_table_printed_again(finished, capsys):
     assert main(["run", str(ROOT / "params" / "nano.yaml"), "--run", str(finished), *arguments]) == 0
     printed = capsys.readouterr().out
     assert printed.count("done, kept") == 5 and "sft" in printed and "grpo" in printed
+    assert json.loads(before)["headline"]["sentence"] in printed
     assert (finished / "comparison.json").read_bytes() == before
 
 

@@ -219,12 +219,12 @@ def test_success_bars_of_a_comparison_and_of_its_json():
         "sft": [trajectory("t0", 0.0), trajectory("t1", 1.0)],
         "<i>": [trajectory("t0", 1.0), trajectory("t1", None)],
     }
-    comparison = compare(sampled, tasks, greedy={"sft": sampled["sft"]})
+    comparison = compare(sampled, tasks)
     figure = plots.success_bars(comparison)
     assert [bar.name for bar in figure.data if bar.type == "bar"] == ["sft", "&lt;i&gt;"]
     sft, labels = figure.data[:2]
-    assert list(sft.x[0]) == ["overall", "overall", "family", "family", "difficulty", "difficulty"]
-    assert list(labels.text) == ["50", "50", "0", "100", "100", "0"]
+    assert list(sft.x[0]) == ["overall", "family", "family", "difficulty", "difficulty"]
+    assert list(labels.text) == ["50", "0", "100", "100", "0"]
     assert sft.error_y.array[0] == pytest.approx(comparison.policies["sft"]["ci95"][1] - 0.5)
     assert plots.success_bars(Comparison.from_json(comparison.to_json())).to_json() == figure.to_json()
 

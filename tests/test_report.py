@@ -252,6 +252,41 @@ def test_a_changed_file_is_told(tmp_path):
     assert "CHANGED to" in render(load_run(run.path))
 
 
+def test_the_headline_leads_and_tells_of_an_agent_that_was_not_trained(tmp_path):
+    run = make_run(tmp_path / "a")
+    first = re.compile(r'class="lead">(.*?)</p>')
+    assert first.search(render(run))[1].startswith(
+        "GRPO solves 66.7 % of 12 held-out tasks, and SFT 66.7 %: a diff"
+    )
+    old = run.comparison
+    del old["headline"]
+    write_json(run.file("comparison.json"), old)
+    assert first.search(render(run))[1].startswith("GRPO solves"), "of a run from before there were any"
+    run.update(stages={"03_grpo": run.manifest["stages"]["03_grpo"] | {"best_step": 0}})
+    assert first.search(render(run))[1] == (
+        "GRPO kept the adapter of step 0: no step improved on its start, so this is the agent before training, "
+        "compared with itself. It solves 66.7 % of 12 held-out tasks, and no gain is claimed."
+    )
+
+
+def test_what_an_earlier_version_measured_greedily_is_no_policy(tmp_path, recwarn):
+    run = make_run(tmp_path / "a")
+    page = render(run)
+    for name in ("sft", "grpo"):
+        first = [t for t in run.trajectories(name) if t.sample == 0]
+        write_trajectories(run.file("eval", f"{name}_greedy.parquet"), first)
+    old = run.comparison
+    old["policies"]["sft"]["greedy"] = {"success": 0.5, "ci95": [0.2, 0.8], "n": 12}
+    write_json(run.file("comparison.json"), old)
+    write_json(run.file("baseline.json"), old["policies"]["sft"])
+    assert run.measured == ["grpo", "sft"] and list(report._Card(run, report.LADDER[0]).policies) == [
+        "sft",
+        "grpo",
+    ]
+    again = render(run)
+    assert "greedy" not in again and len(again) == len(page) and not recwarn.list
+
+
 def test_torn_gains_leave_the_result_in_place(tmp_path):
     run = make_run(tmp_path / "a")
     for name in ("gains.json", "gaia.json"):

@@ -336,9 +336,9 @@ def test_a_folder_begins_with_nothing_of_the_notebooks_that_it_is_not_to_begin_w
     for job in plan(design, out):
         if job.arm == "default":
             made(job)
-    run, kept = Run(out / "default" / "seed-1"), ("tasks.jsonl", "sft/log.jsonl", "eval/sft_greedy.parquet")
+    run, kept = Run(out / "default" / "seed-1"), ("tasks.jsonl", "sft/log.jsonl", "eval/sft.parquet")
     later = ("train/alarms.jsonl", "adapter/a", "merged/a", "preflight.json", "03_grpo.ipynb", "notes.jsonl")
-    last = ("eval/grpo_greedy.parquet", "eval/rft.parquet", "rft/a", "tables/a.md", "comparison.json")
+    last = ("eval/grpo.parquet", "eval/rft.parquet", "rft/a", "tables/a.md", "comparison.json")
     for name in (*kept, *later[:-1], *last, "notes.jsonl"):
         run.file(name).parent.mkdir(parents=True, exist_ok=True)
         run.file(name).write_text("x")

@@ -233,6 +233,7 @@ def test_drafted_rows_are_solved_by_the_expert_and_spoilt_by_one_who_does_not_ca
     lazy = lab.rollout(tasks, ScriptedPolicy(tokenizer, Flaws(in_head=1.0), name="lazy"))
     assert not any(tcr.called(None, t) for t in lazy) and sum(t.success == 1.0 for t in lazy) < 15
     measured = lab.compare_by_family({"lazy": lazy, "expert": right}, tasks)
+    assert {own.headline for own in measured.values()} == {None}, "which would tell of success"
     assert list(measured) == ["accuracy", "called a tool"] and measured["accuracy"].n_tasks == 30, (
         "sources together"
     )

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from agentkit.evaluation import statistics, tables
+from agentkit.evaluation.headline import headline
 from agentkit.evaluation.statistics import ALPHA
 from agentkit.evaluation.summary import (
     BREAKDOWNS,
@@ -32,7 +33,7 @@ from agentkit.evaluation.summary import (
     values_of,
 )
 from agentkit.records import DataError, Task, Trajectory
-from agentkit.runs import RunError
+from agentkit.runs import Run, RunError
 from agentkit.trajectories import wholly_right
 
 
@@ -41,9 +42,11 @@ class Comparison:
     """Policies measured on the same tasks. ``to_json`` is comparison.json; ``from_json`` reads it back."""
 
     n_tasks: int
-    policies: dict[str, dict[str, Any]]  # summarize() of each; "greedy": {success, ci95, n} where measured
+    policies: dict[str, dict[str, Any]]  # summarize() of each
     paired: list[dict[str, Any]]  # each pair (earlier, later): what ``judged`` says, and what stands beside
     flipped: dict[str, dict[str, list[str]]]  # "a->b": tasks whose first sample went to_right and to_wrong
+    # the last policy against the best of the others; None of one policy, and of another measure than success
+    headline: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and None."""
@@ -57,14 +60,24 @@ class Comparison:
             RunError: it cannot be shown; the message names ``path``.
         """
         try:
-            comparison = cls(**{field.name: value[field.name] for field in fields(cls)})
+            names = (field.name for field in fields(cls) if field.name != "headline")
+            comparison = cls(**{name: value[name] for name in names})
             comparison.table(), comparison.paired_table(), comparison.sentences()
+            comparison = replace(comparison, headline=headline(comparison.policies, comparison.paired))
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {error}"[:200]
             raise RunError(
                 f"{path} holds no comparison that can be shown ({why}). Run notebook 05 for this run again."
             ) from None
         return comparison
+
+    def of_run(self, run: Run) -> Self:
+        """This comparison with the step whose adapter the run's GRPO kept, which its headline goes by."""
+        step, entry = run.trained_step, self.policies.get("grpo")
+        if step is None or entry is None:
+            return self
+        policies = self.policies | {"grpo": entry | {"trained_step": step}}
+        return replace(self, policies=policies, headline=headline(policies, self.paired))
 
     def table(self) -> pd.DataFrame:
         """One row a measure, one column a policy, as text with intervals."""
@@ -87,6 +100,10 @@ class Comparison:
         ]
         return pd.DataFrame(rows, columns=["policy", "measure", "value", "low", "high", "n"])
 
+    def lead(self) -> list[str]:
+        """The headline's sentence, where there is one."""
+        return [self.headline["sentence"]] if self.headline else []
+
     def sentences(self) -> list[str]:
         """Each paired result in words, with its verdict."""
         n = len(self.paired)
@@ -106,14 +123,10 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         caption = f"{self.n_tasks} tasks; 95 % intervals over tasks in brackets"
-        return tables.to_html(self.table(), caption, self.sentences())
+        return tables.to_html(self.table(), caption, self.sentences(), lead=self.lead())
 
 
-def compare(
-    policies: Mapping[str, Samples],
-    tasks: Iterable[Task] | None = None,
-    greedy: Mapping[str, Samples] | None = None,
-) -> Comparison:
+def compare(policies: Mapping[str, Samples], tasks: Iterable[Task] | None = None) -> Comparison:
     """Measure policies on the same tasks and test every pair (earlier, later).
 
     The test is McNemar's mid-p where every task has one right-or-wrong sample, else a sign-flip permutation
@@ -127,7 +140,6 @@ def compare(
         policies: trajectories by policy name, the baseline first; {training seed: trajectories} where there
             are several.
         tasks: a suite that holds at least these tasks, for the breakdowns.
-        greedy: greedy trajectories by policy name, measured beside the sampled ones.
 
     Raises:
         DataError: policies, or training seeds of one, cover different tasks; two policies have different
@@ -141,12 +153,6 @@ def compare(
     values = {name: named(name, values_of, samples) for name, samples in policies.items()}
     entries = {name: named(name, summarize, samples, tasks) for name, samples in policies.items()}
     same_tasks(values)
-    for name, samples in (greedy or {}).items():
-        if name not in entries:
-            raise DataError(f"greedy trajectories of {name!r}, not among the policies {sorted(entries)}.")
-        own = named(f"{name}, greedy", values_of, samples)
-        same_tasks({name: values[name], f"{name}, greedy": own})
-        entries[name]["greedy"] = measure(own)
     measured = next(iter(values.values()))
     labels, clusters = labels_of(measured, tasks), clusters_of(measured, tasks)
     pairs = [Pair.of(a, b, values[a], values[b]) for a, b in combinations(values, 2)]
@@ -155,7 +161,7 @@ def compare(
         for pair, entry in zip(pairs, judged(pairs), strict=True)
     ]
     flipped = {f"{pair.a}->{pair.b}": _flips(pair) for pair in pairs}
-    return Comparison(len(measured), entries, paired, flipped)
+    return Comparison(len(measured), entries, paired, flipped, headline(entries, paired))
 
 
 def _check_names_and_seeds(policies: Mapping[str, Samples]) -> None:
@@ -328,7 +334,8 @@ def compare_by(
             return {seed: measured(own) for seed, own in samples.items()}
         return [replace(t, success=measure(by_id[t.task_id], t)) for t in samples if t.task_id in by_id]
 
-    return compare({policy: measured(own) for policy, own in policies.items()}, by_id.values())
+    found = compare({policy: measured(own) for policy, own in policies.items()}, by_id.values())
+    return replace(found, headline=None)  # which tells of success
 
 
 def measure_table(comparisons: Mapping[str, Comparison]) -> tuple[pd.DataFrame, list[str]]:

@@ -81,12 +81,18 @@ def text_table(rows: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def to_html(
-    table: pd.DataFrame, caption: str = "", notes: Iterable[str] = (), rules: Iterable[str] = ()
+    table: pd.DataFrame,
+    caption: str = "",
+    notes: Iterable[str] = (),
+    rules: Iterable[str] = (),
+    lead: Iterable[str] = (),
 ) -> str:
-    """The table with its index as first column, a paragraph for each note below, and rules folded."""
+    """The table with its index as first column, a paragraph for each lead above, each note below, and rules
+    folded.
+    """
     counted = html.paragraphs(rules)
     folded = html.folded("What is counted", counted) if counted else ""
-    return html.fragment(drawn(table, caption), html.paragraphs(notes), folded)
+    return html.fragment(html.paragraphs(lead), drawn(table, caption), html.paragraphs(notes), folded)
 
 
 def drawn(table: pd.DataFrame, caption: str = "") -> html.Markup:
@@ -159,8 +165,6 @@ def _tex(cell: object) -> str:
 def figures(entry: Mapping[str, Any]) -> Iterator[Figure]:
     """Every number of an entry of comparison.json, in the order of the table."""
     blocks = {"Overall success": entry}
-    if "greedy" in entry:
-        blocks["Overall success, greedy"] = entry["greedy"]
     for label, block in breakdown(entry).items():
         blocks[label[0].upper() + label[1:] + SUBJECTS.get(label, "")] = block
     k = _most(entry)

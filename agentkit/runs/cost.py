@@ -128,7 +128,7 @@ def counts(recipe: Recipe, n_test: int = 0, dead: float = 0.0) -> dict[str, int]
     test, validation, train = n_test or sizes["test"], sizes["validation"], sizes["train"]
     batch, controls = recipe.prompts_per_step * recipe.group_size, recipe.control_names
     shown = min(train, recipe.sft_tasks or train)
-    evaluated = test * (recipe.test_samples + 1)  # the samples, and once greedily
+    evaluated = test * recipe.test_samples
     steps = math.ceil(recipe.steps / recipe.num_iterations / recipe.minibatches)  # that sample
     sampled = steps * batch * (1 + recipe.resample_correct) * (1 + replacing(recipe, dead, train))
     once = train * recipe.hindsight_samples

@@ -51,7 +51,7 @@ def _results(run: Run, to: Run) -> Iterator[str]:
     """Sentences on files of both that differ in what does not depend on the clock; one may hold others, of
     notebooks that were not finished or of another recipe.
     """
-    measured = sorted(f"eval/{path.name}" for path in run.file("eval").glob("*.parquet"))
+    measured = (f"eval/{name}.parquet" for name in run.measured)
     for name in (*_BYTES, _METRICS, *measured, *_JSON):
         if run.file(name).exists() and to.file(name).exists():
             yield from _compared(name, run, to)

@@ -258,7 +258,7 @@ class Run:
         """
         if isinstance(which, str):
             path, step = self.file("eval", f"{check_name(which, 'policy')}.parquet"), None
-            policies = dict.fromkeys((which, which.removesuffix("_greedy")))
+            policies = {which}
             self.warn_if_changed(f"eval/{path.name}")
         else:
             path, step = self.file("train", "trajectories", f"step_{which:05d}.parquet"), int(which)
@@ -267,10 +267,6 @@ class Run:
         suite = self.tasks if self.file("tasks.jsonl").exists() else None
         if fault := misplaced(trajectories, policies, step, suite):
             raise RunError(f"{path}: {fault}. Restore the file, or run the stage that writes it again.")
-        if str(which).endswith("_greedy") and any(t.sample for t in trajectories):
-            raise RunError(
-                f"{path} holds several samples of a task: it is no greedy measurement. Restore it."
-            )
         return trajectories
 
     def rollouts(
@@ -295,11 +291,34 @@ class Run:
             warnings.warn(f"{unread[0]} Steps whose rollouts are left out: {len(unread)}.", stacklevel=2)
 
     @property
+    def measured(self) -> list[str]:
+        """Policies whose evaluation trajectories are stored, by name."""
+        stems = (path.stem for path in self.file("eval").glob("*.parquet"))
+        return sorted(
+            stem for stem in stems if not stem.endswith("_greedy")
+        )  # earlier versions wrote these too
+
+    @property
     def steps(self) -> list[int]:
         """Training steps whose trajectories are stored."""
         files = self.file("train", "trajectories").glob("step_*.parquet")
         numbers = [file.stem.removeprefix("step_") for file in files]
         return sorted(int(number) for number in numbers if number.isdecimal())
+
+    @property
+    def trained_step(self) -> int | None:
+        """The step whose adapter GRPO kept; None where notebook 03 has not ended.
+
+        It is 0 for the agent before training, so also where no step up to the kept one had a gradient.
+        """
+        step = self.manifest["stages"].get("03_grpo", {}).get("best_step")
+        if not isinstance(step, int):
+            return None
+        with warnings.catch_warnings(), suppress(RunError):
+            warnings.simplefilter("ignore")  # whoever shows these rows tells what is wrong with them
+            norms = [row.get("grad_norm") for row in self.metric_rows() if 0 < row["step"] <= step]
+            return 0 if norms and all(norm == 0 for norm in norms) else step
+        return step
 
     @property
     def comparison(self) -> dict:

@@ -67,8 +67,7 @@ class Work:
 
     def discard(self, name: str) -> None:
         """Remove a policy's measurement, which was made with another recipe."""
-        for samples in (name, f"{name}_greedy"):
-            self.run.remove(f"eval/{samples}.parquet")
+        self.run.remove(f"eval/{name}.parquet")
 
     @property
     def record(self) -> dict[str, Any]:
@@ -102,20 +101,19 @@ class Work:
         numbers = [n for n in range(1, most + 1) if n % nodes == 0 or n <= most // nodes]
         return max(n for n in numbers if self.lab.recipe.sft_batch % n == 0)
 
-    def measure(self, name: str) -> tuple[list[Trajectory], list[Trajectory]]:
+    def measure(self, name: str) -> list[Trajectory]:
         """Measure a policy on the test (``Lab.measure``), spread over all cards; no tokens are read back."""
-        return self._measure(name)[:2]
+        return self._measure(name)[0]
 
-    def baseline(self) -> tuple[list[Trajectory], list[Trajectory], str]:
+    def baseline(self) -> tuple[list[Trajectory], str]:
         """Measure the policy that GRPO starts from, and what ``Lab.sift`` says of the training tasks."""
         return self._measure("sft", sift=True)
 
-    def _measure(self, name: str, **arguments: Any) -> tuple[list[Trajectory], list[Trajectory], str]:
+    def _measure(self, name: str, **arguments: Any) -> tuple[list[Trajectory], str]:
         start = time.monotonic()
         sifted = self.sample(f"{JOBS}:measure", name=name, **arguments)["sifted"]
         self._done["measured"][name] = round(time.monotonic() - start, 1)
-        measured = (self.run.trajectories(own, tokens=False) for own in (name, f"{name}_greedy"))
-        return *measured, sifted
+        return self.run.trajectories(name, tokens=False), sifted
 
     def control(self, name: str) -> dict[str, float]:
         """Train one of the recipe's controls and measure it; what it learnt from."""

@@ -97,10 +97,8 @@ class _Card:
 
     @cached_property
     def policies(self) -> dict[str, list[Trajectory]]:
-        """Sampled evaluation trajectories, the baseline first; files that cannot be read are left out."""
-        stems = (path.stem for path in self.run.file("eval").glob("*.parquet"))
-        names = sorted(stem for stem in stems if not stem.endswith("_greedy"))
-        policies = {}
+        """Evaluation trajectories, the baseline first; files that cannot be read are left out."""
+        names, policies = self.run.measured, {}
         for name in sorted(names, key=[*ORDER, *names].index):
             try:
                 policies[name] = self.run.trajectories(name, tokens=False)
@@ -123,11 +121,14 @@ class _Card:
         ]
         links = [html.element("a", title, href=f"#{_anchor(title)}") for title, _ in wanted]
         title = f"Run card: {self.run.path.name}"
-        lead = _or_none(lambda: _comparison(self.run).sentences())
+        lead = _or_none(lambda: _lead(_comparison(self.run)))
         header = [
             html.element("h1", title),
             html.element("p", self.text(_subtitle(self.manifest)), class_="soft"),
-            *(html.element("p", self.text(sentence), class_="lead") for sentence in lead or [NOT_COMPARED]),
+            *(
+                html.element("p", self.text(sentence, 2_000), class_="lead")
+                for sentence in lead or [NOT_COMPARED]
+            ),
             _stages(self),
         ]
         parts = [html.element("header", *header), html.element("nav", *links)]
@@ -316,11 +317,8 @@ def _gaia(card: _Card) -> list[Markup]:
 
 
 def _baseline(card: _Card) -> list[Markup]:
-    sampled = read_json(card.run.file("baseline.json"))
-    policies = {"sampled": sampled}
-    if "greedy" in sampled:
-        policies["greedy"] = sampled["greedy"]
-    return [card.frame(policy_table(policies), f"{sampled['n']} tasks", "Metric")]
+    baseline = read_json(card.run.file("baseline.json"))
+    return [card.frame(policy_table({"baseline": baseline}), f"{baseline['n']} tasks", "Metric")]
 
 
 def _training(card: _Card) -> list[Markup]:
@@ -529,7 +527,11 @@ def _named(names: Collection[str], rows: list[dict]) -> list[int]:
 
 
 def _comparison(run: Run) -> Comparison:
-    return Comparison.from_json(run.comparison, run.file("comparison.json"))
+    return Comparison.from_json(run.comparison, run.file("comparison.json")).of_run(run)
+
+
+def _lead(comparison: Comparison) -> list[str]:
+    return [*comparison.lead(), *comparison.sentences()]
 
 
 def _or_none(make: Callable[[], Any]) -> Any:

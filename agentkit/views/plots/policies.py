@@ -102,9 +102,7 @@ def _draw_bars(figure: go.Figure, name: str, x: list[list[str]], cells: list[dic
 
 def _blocks(entry: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:
     """(group, label) -> {success, ci95, n}, in the order they are drawn."""
-    blocks = {("overall", "sampled"): entry}
-    if "greedy" in entry:
-        blocks["overall", "greedy"] = entry["greedy"]
+    blocks = {("overall", "all tasks"): entry}
     blocks |= {("family", name): block for name, block in entry.get("by_category", {}).items()}
     return blocks | {("difficulty", name): block for name, block in entry.get("by_difficulty", {}).items()}
 
