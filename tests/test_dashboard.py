@@ -270,7 +270,7 @@ def test_the_buttons_write_what_the_trainer_reads_while_there_is_one(run):
 
 
 @pytest.mark.parametrize(("error", "checkpoints", "finished", "says"), [
-    (None, [5], True, "Training is done. The adapter of the best validation is kept in {run}/adapter."),
+    (None, [5], True, "Training is done. The adapter that validation chose is kept in {run}/adapter."),
     (None, [5, 20], False, "Stopped as asked. Kept: 20 of 60 steps, in {run}/train/checkpoints/checkpoint-20; run this"),
     (KeyboardInterrupt(), [5, 20], False, "Interrupted. Kept: 20 of 60 steps, in"),
     (KeyboardInterrupt(), [], False, "Interrupted before a checkpoint was written: nothing is kept of it; run this"),

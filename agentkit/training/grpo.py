@@ -3,8 +3,8 @@
 TRL keeps the loss, the optimiser and the schedule. Replaced are its two ends: rollouts come from the rollout
 loop, token-exact and with an action mask, with the kit's rewards and advantages; log-probabilities share
 prefixes (update; TRL 1.15's own need a GPU kernel). Every step writes its metrics and trajectories before the
-next begins; validation keeps the best adapter. Leaves out the loss (update), what a step is (selection,
-advantages) and several processes (processes).
+next begins; validation chooses the adapter that is kept. Leaves out the loss (update), what a step is
+(selection, advantages) and several processes (processes).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
 
     Attributes:
         step: the batch in the making or in use, of all processes; it travels beside TRL's batch.
-        best: the best validation success and its step.
+        best: the best validation success, and the step of the adapter that is kept.
     """
 
     def __init__(
@@ -378,11 +378,11 @@ def _padded(rows: Sequence[Sequence[float]], like: torch.Tensor) -> torch.Tensor
 
 
 def train(trainer: AgentGRPOTrainer) -> dict[str, Any]:
-    """Run GRPO from the SFT reference; the best adapter lies in the run's adapter/ afterwards.
+    """Run GRPO from the SFT reference; the adapter that validation chose lies in adapter/ afterwards.
 
-    Returns the best validation success, its step, the number of steps, and why training ended: steps,
-    patience, solved or asked. A checkpoint is kept where it raises TrainingError (a guard) or TrainingStopped
-    (interrupted).
+    Returns the best validation success, the kept adapter's step, the number of steps, and why training
+    ended: steps, patience, solved or asked. A checkpoint is kept where it raises TrainingError (a guard) or
+    TrainingStopped (interrupted).
     """
     with trainer.policy, closing(trainer.background):
         trainer.train()

@@ -97,7 +97,7 @@ def ending(run: Run, recipe: Recipe, error: BaseException | None) -> str:
     """How a training ended, with which error, what is kept of it, and how to go on."""
     again = "run this notebook again to"
     if error is None and run.file("train", "finished.json").exists():
-        return f"Training is done. The adapter of the best validation is kept in {run.file('adapter')}."
+        return f"Training is done. The adapter that validation chose is kept in {run.file('adapter')}."
     words = {type(None): "Stopped as asked", KeyboardInterrupt: "Interrupted"}
     kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else type(error)
     how, kept = words.get(kind, f"Stopped by an error ({kind.__name__})"), newest(run)
