@@ -409,10 +409,6 @@ class Recipe:
     processes: int = _key(
         1, "processes that train together, one a GPU; left out where GPUs are visible: all", 1, 1024
     )
-    nodes: int = _key(
-        1, "machines that train together: agentkit run on the first, agentkit join on each other", 1, 1024,
-        stages="235",
-    )  # fmt: skip
     replicas: int = _key(
         0, "topology split: servers that roll out; 0: as many as half of the GPUs hold", 0, 1024, stages="235"
     )
@@ -441,16 +437,7 @@ class Recipe:
             **{name: _checked(fields[name], value) for name, value in values.items()}, given=frozenset(values)
         )
         _template_arguments(recipe.template_arguments)
-        rooms = (
-            _clipping,
-            _engine,
-            _larger_than_a_card,
-            _machines,
-            _staleness,
-            _reward,
-            batch_rules,
-            _thinking,
-        )
+        rooms = (_clipping, _engine, _larger_than_a_card, _staleness, _reward, batch_rules, _thinking)
         for rules in rooms if together else ():
             refuse(rules(recipe))
         return recipe
@@ -645,32 +632,6 @@ def _larger_than_a_card(recipe: Recipe) -> Rules:
             recipe.shard and (recipe.hindsight_weight or "hindsight" in recipe.control_names),
             "shard does not go with hindsight_weight or the control hindsight, whose batches are not as many "
             "in every process: leave one out",
-        ),
-    ]
-
-
-def _machines(recipe: Recipe) -> Rules:
-    nodes, here = f"nodes: {recipe.nodes}", r"//(localhost|127\.[\d.]+|\[::1\])[:/]"
-    return [
-        (
-            recipe.nodes > 1 and recipe.topology == "split",
-            f"{nodes} goes with topology: colocate, a split has its servers on one machine: leave topology "
-            "out, or start servers with agentkit serve and use engine: server",
-        ),
-        (
-            recipe.nodes > 1 and recipe.engine == "unsloth",
-            f"{nodes} is not for engine 'unsloth', which trains in one process on one card here: leave nodes "
-            "out, or use engine: vllm",
-        ),
-        (
-            "processes" in recipe.given and recipe.processes % recipe.nodes,
-            f"processes: {recipe.processes} cannot be dealt evenly to {nodes}: it is the number on all "
-            "machines together, so make it a multiple of nodes, or leave it out",
-        ),
-        (
-            recipe.nodes > 1 and any(re.search(here, f"{url}/") for url in recipe.servers),
-            f"server_urls names localhost, which with {nodes} is another machine on each of them: write the "
-            "name by which all of them reach the server",
         ),
     ]
 

@@ -201,9 +201,7 @@ def _spread(config: Any, recipe: Recipe, dtype: torch.dtype) -> tuple[float, flo
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     sizes = [sum(p.nbytes for p in layer.parameters()) for layer in layers_of(model)]
-    processes = (
-        recipe.processes if "processes" in recipe.given else max(torch.cuda.device_count(), 1) * recipe.nodes
-    )
+    processes = recipe.processes if "processes" in recipe.given else max(torch.cuda.device_count(), 1)
     return sum(sizes) * (1 - 1 / processes), 2.0 * max(sizes) * (processes > 1)
 
 

@@ -51,7 +51,7 @@ AHEAD = "ahead.pt"  # in a checkpoint: which batches were being sampled, with wh
 # recipe keys that may change between two attempts
 _FREE = (
     "run resume save_every preflight report_to server_urls engine_memory tool_cache shard tensor_parallel "
-    "max_batch sync_threshold trajectory_timeout_s tool_timeout_s patience gpus nodes"
+    "max_batch sync_threshold trajectory_timeout_s tool_timeout_s patience gpus"
 ).split()
 _PARTS = ("micro_batch", "micro_batch_tokens")  # may too, where no rollouts are kept in parts of that size
 _ASIDE = "it is kept beside this one, which starts anew"
