@@ -281,9 +281,6 @@ class Recipe:
     )
     mismatch_cap: float = _key(2.0, "largest weight, C", 1, 1000)
     mismatch_floor: float = _key(0.0, "smallest weight; IcePop's mask takes 0.5 and a cap of 5", 0, 1)
-    max_staleness: int = _key(
-        0, "batches of rollouts sampled ahead, while the update runs, with older weights; 0: none", 0, 2
-    )
     share_prefixes: bool = _key(
         True, "compute what trajectories have in common once: as exact, and faster", stages="23"
     )
@@ -437,7 +434,7 @@ class Recipe:
             **{name: _checked(fields[name], value) for name, value in values.items()}, given=frozenset(values)
         )
         _template_arguments(recipe.template_arguments)
-        rooms = (_clipping, _engine, _larger_than_a_card, _staleness, _reward, batch_rules, _thinking)
+        rooms = (_clipping, _engine, _larger_than_a_card, _reward, batch_rules, _thinking)
         for rules in rooms if together else ():
             refuse(rules(recipe))
         return recipe
@@ -632,25 +629,6 @@ def _larger_than_a_card(recipe: Recipe) -> Rules:
             recipe.shard and (recipe.hindsight_weight or "hindsight" in recipe.control_names),
             "shard does not go with hindsight_weight or the control hindsight, whose batches are not as many "
             "in every process: leave one out",
-        ),
-    ]
-
-
-def _staleness(recipe: Recipe) -> Rules:
-    start = f"max_staleness: {recipe.max_staleness} samples while the model trains"
-    return [
-        (
-            recipe.max_staleness and recipe.engine == "unsloth",
-            f"{start}, and engine: unsloth samples with the very weights that are trained: use engine: vllm "
-            "or transformers, or leave max_staleness out",
-        ),
-        (
-            recipe.max_staleness and recipe.mismatch == "off",
-            f"{start}, with older weights, which mismatch: off would not correct: use mismatch: auto",
-        ),
-        (
-            recipe.max_staleness and recipe.hindsight_weight,
-            f"{start}, and hindsight_weight has the tools write lessons meanwhile: leave one of the two out",
         ),
     ]
 
