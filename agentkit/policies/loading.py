@@ -25,7 +25,7 @@ from agentkit.policies.transformers import TransformersPolicy
 from agentkit.policies.vllm import VllmPolicy
 from agentkit.rollouts.policy import EngineError, Policy
 from agentkit.rollouts.template_probe import with_template
-from agentkit.runs import Run, RunError, open_file, read_jsonl
+from agentkit.runs import Run, RunError, open_file
 from agentkit.runs.files import model_path
 from agentkit.runs.recipe import Recipe
 from agentkit.runs.run import ADAPTER
@@ -168,13 +168,7 @@ def _adapters(run: Run, recipe: Recipe, name: str) -> tuple[list[Path], Path | N
     cold_start = [run.file("sft")] if recipe.sft and name != "base" else []
     if name in ("base", "sft"):
         return cold_start, None
-    folder = run.file("adapter" if name == "grpo" else name)
-    rounds = sorted(folder.glob("round-*"), key=lambda path: (len(path.name), path.name))  # of hindsight
-    log, half = folder / "log.jsonl", precision_of(recipe.precision) != torch.float32
-    rows = read_jsonl(log) if rounds and log.exists() else []
-    if not any(row.get("whole", half) for row in rows or [{}]):  # else all of them train one adapter
-        cold_start += rounds[:-1]
-    return cold_start, rounds[-1] if rounds else folder
+    return cold_start, run.file("adapter" if name == "grpo" else name)
 
 
 def with_adapter(model: Any, folder: Path) -> Any:

@@ -335,25 +335,18 @@ class Recipe:
         0.0, "weight in GRPO's loss of imitating what code rollouts did achieve; 0 is off", 0, 100
     )
     hindsight_keep: float = _key(
-        1.0,
-        "share of a task's lessons that is imitated, those nearest to what was asked",
-        0.01,
-        1,
-        stages="35",
-    )
-    hindsight_rounds: int = _key(
-        10, "hindsight replay: rounds of sampling, relabelling and fine-tuning", 1, 1000, stages="5"
+        1.0, "share of a task's lessons that is imitated, those nearest to what was asked", 0.01, 1
     )
     hindsight_samples: int = _key(
-        128, "hindsight replay: programs sampled for a task in a round", 1, 4096, stages="5"
+        128, "hindsight replay: programs sampled for a task in a round", 1, 4096, stages="d"
     )
-    hindsight_learning_rate: float = _key(1e-5, "of hindsight replay", 0, 1, stages="5")
+    hindsight_learning_rate: float = _key(1e-5, "of hindsight replay", 0, 1, stages="d")
     controls: str = _key(
         "",
-        "what GRPO is compared with besides: sft_more (SFT on every task), rft, hindsight; with commas",
+        "what GRPO is compared with besides: sft_more (SFT on every task), rft; with commas",
         stages="5",
         listed=True,
-        words=("sft_more", "rft", "hindsight"),
+        words=("sft_more", "rft"),
     )
     gaia: str = _key(
         "",
@@ -626,9 +619,9 @@ def _larger_than_a_card(recipe: Recipe) -> Rules:
             "shard hands the adapter alone to engines: leave weight_sync: merged out",
         ),
         (
-            recipe.shard and (recipe.hindsight_weight or "hindsight" in recipe.control_names),
-            "shard does not go with hindsight_weight or the control hindsight, whose batches are not as many "
-            "in every process: leave one out",
+            recipe.shard and recipe.hindsight_weight,
+            "shard does not go with hindsight_weight, whose batches are not as many in every process: leave "
+            "one out",
         ),
     ]
 

@@ -110,7 +110,7 @@ class Work:
 
     def control(self, name: str) -> dict[str, float]:
         """Train one of the recipe's controls and measure it; what it learnt from."""
-        number, start = 1 if name == "hindsight" else self._imitating, time.monotonic()  # one's own rounds
+        number, start = self._imitating, time.monotonic()
         if self.topology.tensor_parallel > 1:  # the other cards are the servers'
             number = min(number, self.topology.processes)
         figures = self.sample(f"{JOBS}:control", name=name, processes=number)["figures"]
