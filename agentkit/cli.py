@@ -207,18 +207,9 @@ def run_command(
         files = stages.file_digests(recipe)
         if not stages.run_stages(folder, recipe, start, end, files=files, anew=first is not None):
             raise KeyboardInterrupt
-    _over(folder, lab.recipe.nodes)
     if end < len(stages.STAGES) - 1:
         return _print(as_json, {"run": str(folder.path)}, f"run folder: {folder.path}")
     return _print_finished(folder, as_json)
-
-
-def _over(run: Run, nodes: int) -> None:
-    """Tell the machines that joined a run that it has ended."""
-    if nodes > 1:
-        from agentkit.training.nodes import over
-
-        over(run)
 
 
 def _print_finished(run: Run, as_json: bool) -> int:
@@ -231,21 +222,6 @@ def _print_finished(run: Run, as_json: bool) -> int:
     lines = ["", *comparison.lead(), table, *sentences, f"\nrun folder: {run.path}"]
     text = "\n".join([*lines, f"run card: {write_report(run)}"])
     return _print(as_json, {"run": str(run.path), **run.comparison}, text)
-
-
-def join_command(run: RunFolder, *, node: OptionalCount = None) -> int:
-    """This machine's part of a run with nodes above 1; ends with its agentkit run on the first machine.
-
-    Args:
-        node: this machine's number, from 1; by default Slurm's, SLURM_NODEID
-    """
-    from agentkit.training.nodes import join
-
-    number = node or int(os.environ.get("SLURM_NODEID", "0"))
-    if not number:
-        raise RunError("say --node 1, or 2, ...: machine 0 is the first, where agentkit run does its part")
-    join(Run(Run(run).path.resolve()), number)
-    return 0
 
 
 def sweep_command(
@@ -321,7 +297,6 @@ def rerun_command(run: RunFolder, *, to: OptionalRun = None, as_json: Json = Fal
     again = Run(located(to or folder.path.with_name(f"{folder.path.name}-rerun")).resolve())
     with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
         around, results = rerun(folder, again)
-    _over(again, folder.manifest["recipe"].get("nodes", 1))
     text = [
         *(f"not as then: {one}" for one in around),
         *results,
@@ -796,7 +771,7 @@ def nano_command(
 
 
 _ORDER = (
-    new_command, run_command, join_command, sweep_command, rerun_command, preflight_command, cost_command,
+    new_command, run_command, sweep_command, rerun_command, preflight_command, cost_command,
     report_command, alarms_command, rescore_command, merge_command, tasks_command, audit_command, hub_command,
     gaia_command, doctor_command, serve_command, bench_command, nano_command,
 )  # fmt: skip

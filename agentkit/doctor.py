@@ -26,7 +26,7 @@ from agentkit.records import RecipeError
 from agentkit.runs import Recipe, project_root, versions
 from agentkit.runs.run import version_of
 from agentkit.runs.sweep_slots import gpu_count
-from agentkit.runs.topology import first_host, visible
+from agentkit.runs.topology import visible
 from agentkit.training.topology_by_memory import placed
 
 DISK_GB, MEMORY_GB = 5, 4  # what the small recipe needs with room to spare
@@ -85,17 +85,7 @@ def topology(recipe: Recipe, gpus: list[dict[str, Any]]) -> dict[str, Any]:
         made = placed(recipe, seen, lambda: min(gpu["memory_gb"] for gpu in shown) * 2**30 / 1e9)
     except RecipeError as error:
         return {"kind": "refused", "why": str(error)}
-    says = f"{made}; the others reach this one as {_reached()}" if made.nodes > 1 else str(made)
-    return asdict(made) | {"says": says}
-
-
-def _reached() -> str:
-    """The name and address of this machine for others that train with it, and what is wrong with them."""
-    with contextlib.suppress(OSError):
-        address = socket.gethostbyname(first_host())
-        own = " of its own, which they do not reach: set MASTER_ADDR" * address.startswith("127.")
-        return f"{first_host()}, an address{own} ({address})"
-    return f"{first_host()}, which has no address: set MASTER_ADDR"
+    return asdict(made) | {"says": str(made)}
 
 
 def cuda() -> dict[str, str]:

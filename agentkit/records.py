@@ -155,7 +155,6 @@ class Image:
     title: str
     data: bytes
     kind: str = "png"  # png, jpeg or svg+xml
-    prompt: str = ""  # what a diffusion model paints in its place, where one is named
 
 
 class AgentkitError(Exception):

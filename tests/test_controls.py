@@ -8,24 +8,21 @@ from pathlib import Path
 
 import pytest
 from labs import lab_with
-from peft import LoraConfig, get_peft_model
 
 from agentkit.lab import Lab
-from agentkit.policies.loading import agent_of, check_agents, load_agent
+from agentkit.policies.loading import agent_of
 from agentkit.records import Task
 from agentkit.runs import (
     SPLITS,
     Run,
     RunError,
     append_jsonl,
-    read_jsonl,
     read_trajectories,
     write_jsonl,
     write_tasks,
     write_trajectories,
 )
 from agentkit.runs.recipe import Recipe, RecipeError
-from agentkit.tasks.family import Family
 from agentkit.tools.outages import momentary
 from agentkit.training import controls, jobs
 from agentkit.training.controls import fresh_demonstrations, grpo_tokens, train_control, up_to
@@ -164,38 +161,6 @@ def test_a_control_samples_by_the_engine_of_its_job(finished):
     finished.update(recipe={"engine": "server", "server_urls": "http://127.0.0.1:9"})
     jobs.control(Lab.open(Recipe.from_mapping(RECIPE)), finished, print, "rft")
     assert len(finished.trajectories("rft")) == 4
-
-
-def test_hindsight_begins_anew_and_leaves_nothing_of_an_earlier_attempt(finished):
-    finished.file("hindsight", "round-7").mkdir(parents=True)
-    append_jsonl(finished.file("hindsight", "log.jsonl"), {"round": 7})
-    nothing = Family(relabel=lambda task, trajectory: None)
-    lab = lab_with(RECIPE | {"hindsight_samples": 1}).extended(families={"A": nothing})
-    train_control("hindsight", lab, finished, [Task("a", "Say something.", "never said", family="A")])
-    assert [row["round"] for row in read_jsonl(finished.file("hindsight", "log.jsonl"))] == [1]
-    assert not finished.file("hindsight", "round-7").exists()
-
-
-def test_a_hindsight_control_is_all_its_rounds_and_in_half_precision_the_last(tmp_path):
-    run, recipe = Run.create(tmp_path / "run"), Recipe(precision="float32")
-    with pytest.raises(RunError, match="no policy 'hindsight'"):
-        check_agents(run, recipe, ["hindsight"])
-    settings = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
-    rounds = [run.file("hindsight", f"round-{number}") for number in (1, 2, 10)]
-    for folder in rounds:
-        get_peft_model(load_agent("nano")[0], settings).save_pretrained(folder)
-    check_agents(run, recipe, ["hindsight"])
-    found, _ = agent_of(run, recipe, "hindsight")
-    expected, _ = load_agent("nano", rounds, precision="float32")
-    for name, value in expected.state_dict().items():
-        assert value.equal(found.state_dict()[name]), name
-    half = agent_of(run, dataclasses.replace(recipe, precision="bfloat16"), "hindsight")[0]
-    last = load_agent("nano", adapter=rounds[-1], precision="bfloat16")[0]
-    assert all(value.equal(half.state_dict()[name]) for name, value in last.state_dict().items())
-    append_jsonl(run.file("hindsight", "log.jsonl"), {"round": 1, "whole": True})  # of another machine
-    whole, _ = agent_of(run, recipe, "hindsight")
-    expected, _ = load_agent("nano", rounds[-1:], precision="float32")
-    assert all(value.equal(whole.state_dict()[name]) for name, value in expected.state_dict().items())
 
 
 def test_what_is_discarded_of_a_control_leaves_the_manifest_too(finished):

@@ -36,7 +36,7 @@ TASK = Task("c", "Write f(x): double x.", DOUBLE, {"kind": "code", "entry": "f",
             tools=("python",))  # fmt: skip
 FAMILIES = {"C": Family(relabel=relabel_code), "custom": Family(relabel=relabel_code)}
 SMALL = {"lora_r": 2, "sft_batch": 4, "max_turns": 4, "max_turn_tokens": 48, "max_tokens": 400, "temperature": 1.0,
-         "hindsight_rounds": 2, "hindsight_samples": 3, "hindsight_learning_rate": 1e-3}  # fmt: skip
+         "hindsight_samples": 3, "hindsight_learning_rate": 1e-3}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -345,10 +345,9 @@ def test_two_rounds_train_and_leave_their_adapters(tmp_path):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     run = Run.create(tmp_path / "run")
     tasks = [Task(name, f"Say nothing about {name}.", "never said", family="A") for name in ("a", "b")]
-    trained, log = hindsight(relabelling(counted), model, tokenizer, tasks, run)
+    trained, log = hindsight(relabelling(counted), model, tokenizer, tasks, run, 2)
     assert [row["round"] for row in log] == [1, 2] and read_jsonl(run.file("hindsight", "log.jsonl")) == log
     assert all(row["lessons"] > 0 and row["tokens"] > 0 and row["solved"] == 0.0 for row in log)
-    assert [row["whole"] for row in log] == [False, False], "a round's folder holds that round's part alone"
     after = trained.state_dict()
     assert before.keys() == after.keys(), "merged, no adapter is left in it"
     merged, _ = load_agent("nano", merge=[run.file("hindsight", f"round-{n}") for n in (1, 2)])
@@ -361,5 +360,5 @@ def test_it_stops_when_nothing_can_be_learnt(tmp_path):
     model, tokenizer = load_agent("nano")
     tasks = [Task("a", "Say something.", "never said", family="A")]
     run = Run.create(tmp_path / "run")
-    same, log = hindsight(relabelling(lambda task, trajectory: None), model, tokenizer, tasks, run)
+    same, log = hindsight(relabelling(lambda task, trajectory: None), model, tokenizer, tasks, run, 2)
     assert same is model and [row["lessons"] for row in log] == [0]

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from agentkit import Lab, Task, ToolCall, compare, nano, rewards, verify
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import examine
-from agentkit.records import EngineError, Image, ToolResult, Turn
+from agentkit.records import Image, ToolResult, Turn
 from agentkit.rollouts.call_formats import format_call
 from agentkit.runs import load_run, project_root
 from agentkit.runs.recipe import Recipe
@@ -396,17 +396,6 @@ def test_an_image_that_cannot_be_shown_is_refused():
         with pytest.raises(ValueError, match="at most"):
             as_json(odd)
     assert as_json(Image("x" * 900, b"\x89PNG"))["image"][1] == "png"
-
-
-def test_a_diffusion_model_that_cannot_paint_says_why(monkeypatch, lab, cases, tokenizer):
-    from agentkit.policies import diffusion
-
-    monkeypatch.setenv("AGENTKIT_IMAGE_MODEL", "/no/such/model")
-    (t,) = lab.rollout([cases["Fictional scene"]], ScriptedPolicy(tokenizer))
-    title, kind, _ = States(lab.environments).after_turns(cases["Fictional scene"], t)[0]["image"]
-    assert "(not painted: AGENTKIT_IMAGE_MODEL" in title and kind == "svg+xml", "the composed one is shown"
-    with pytest.raises(EngineError, match="diffusers|GPU"):
-        diffusion.load("/no/such/model", "cuda" if not diffusion.torch.cuda.is_available() else "nowhere")
 
 
 # ---- measures, preflight, recipes

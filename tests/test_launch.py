@@ -334,24 +334,6 @@ def _untimed(run: Run) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_two_processes_sample_ahead_and_go_on_as_if_they_had_not_been_interrupted(folder):
-    run, lab = prepared(folder, "ahead", steps=5, save_every=0, val_every=5, max_staleness=1)
-
-    def stop_after_two(row):
-        if row["step"] == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Work(lab, run).train(stop_after_two)
-    assert not _workers(run)
-    assert Work(lab, run).train()["steps"] == 5
-    whole, same = prepared(folder, "ahead-whole", steps=5, save_every=0, val_every=5, max_staleness=1)
-    Work(same, whole).train()
-    assert _untimed(run) == _untimed(whole)
-    assert [row["staleness"] for row in _untimed(whole)[1:]] == [0, 1, 1, 1, 1]
-
-
-@pytest.mark.slow
 def test_a_split_trains_on_when_a_server_dies_and_leaves_none_behind(folder):
     """Two servers, one of which is killed after the first step, and two processes that train."""
     pytest.importorskip("vllm")

@@ -354,16 +354,6 @@ def test_shards_are_counted_once_over_all_processes_and_a_server_s_cards_share_i
     assert large.needed(48) == pytest.approx(73.3e9, rel=1e-3)
 
 
-def test_an_engine_that_samples_during_the_update_needs_its_memory_beside_it(tiny_config):
-    """In half precision it shares the weights; vLLM does not sleep."""
-    for dtype in (torch.float32, torch.bfloat16):
-        apart, beside = (memory.plan(Recipe(max_staleness=n), dtype, tiny_config, "cpu") for n in (0, 1))
-        shared = beside.weights if dtype == torch.bfloat16 else 0.0
-        expected = apart.update() + apart.sampling(24) - shared * memory.MARGIN
-        assert beside.needed(24) == pytest.approx(expected) and beside.needed(24) > apart.needed(24)
-    assert not memory.plan(Recipe(max_staleness=1, engine="vllm"), dtype, tiny_config, "cpu").sleeps
-
-
 @pytest.fixture
 def tiny_config():
     return Qwen3Config(vocab_size=8000, **SHAPE)

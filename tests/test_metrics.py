@@ -89,6 +89,6 @@ def test_every_column_of_a_training_is_listed_and_every_listed_one_explained(tmp
     named = {name for name in row if not name.startswith(tuple(metrics.FAMILIES))}
     assert named <= metrics.COLUMNS.keys() and {"reward/evenness", "weighted/evenness"} <= row.keys()
     own_weights = {"sync_gap", "sync_gap_share", "mismatch_share"}  # of an engine
-    optional = own_weights | {"skipped_steps", "lessons", "staleness", "mismatch_weight", "effective_samples"}
+    optional = own_weights | {"skipped_steps", "lessons", "mismatch_weight", "effective_samples"}
     assert metrics.COLUMNS.keys() - named == optional
     assert all(len(meaning) > 10 for meaning in metrics.COLUMNS.values())

@@ -24,7 +24,7 @@ from agentkit import cli
 from agentkit import lab as laboratory
 from agentkit.records import RunError, Task
 from agentkit.rewards import from_recipe, plan
-from agentkit.runs import Run, append_jsonl, project_root, read_json, stages, write_bytes
+from agentkit.runs import Run, append_jsonl, project_root, stages, write_bytes
 from agentkit.runs import recipe as recipes
 from agentkit.runs.labfile import lab_digest, load_module
 from agentkit.runs.recipe import Recipe, RecipeError, read_recipe
@@ -336,14 +336,6 @@ def test_a_mistake_on_the_command_line_is_one_sentence(tmp_path, capsys, no_note
     error = capsys.readouterr().err
     assert error.startswith("agentkit: ") and says in error and error.count("\n") == 1
     assert list(tmp_path.iterdir()) == [] and no_notebooks == []
-
-
-def test_a_rerun_tells_the_machines_that_joined_it_that_it_has_ended(tmp_path, no_notebooks):
-    run = Run.create(tmp_path / "a")
-    run.begin("01_tasks", {"nodes": 2})
-    run.end("01_tasks")
-    assert cli.main(["rerun", str(run.path)]) == 0
-    assert read_json(tmp_path / "a-rerun" / ".nodes.json")["over"]
 
 
 def test_a_rerun_whose_training_is_asked_to_stop_is_a_stop_and_not_a_difference(

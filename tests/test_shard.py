@@ -24,7 +24,6 @@ REFUSED = {
     "engine: unsloth": {"engine": "unsloth"},
     "adapter alone": {"engine": "vllm", "weight_sync": "merged"},
     "not as many": {"engine": "vllm", "hindsight_weight": 0.1},
-    "control hindsight": {"engine": "vllm", "controls": "hindsight"},
 }
 
 

@@ -218,7 +218,6 @@ def test_the_command_shows_the_table_of_a_real_run(tmp_path, capsys):
     [
         ({}, {"rollout_seconds": None, "update_seconds": 2.0}, "no step with its rollouts"),
         ({}, {}, "no step with its rollouts"),
-        ({"max_staleness": 1}, {"rollout_seconds": 3.0}, "rollouts ran ahead"),
         ({"engine": "server", "server_urls": "http://a:1"}, {"rollout_seconds": 3.0}, "servers sampled"),
     ],
 )

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,7 @@ from hypothesis import strategies as st
 from agentkit import ToolCall
 from agentkit.records import DataError, DiskError
 from agentkit.runs import project_root
-from agentkit.tools.cache import ToolCache, canonical, default_path, key_of
+from agentkit.tools.cache import ToolCache, canonical, default_path, key_of, own_file
 from agentkit.tools.environments import CorpusEnvironment, SearchEnvironment
 from agentkit.tools.runtime import run_call, tool
 
@@ -418,6 +419,13 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )
+
+
+def test_machines_do_not_share_a_cache_of_tools(monkeypatch):
+    cache = Path("cache") / "tools.sqlite"
+    assert own_file(cache) == cache
+    monkeypatch.setenv("GROUP_RANK", "1")
+    assert own_file(cache) == Path("cache") / "tools-1.sqlite"
 
 
 def shape(value):

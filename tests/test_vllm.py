@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -23,7 +22,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 import torch
-from engines import FAULTS, adapter_on, gap_of, planted_in_sync, sampled
+from engines import FAULTS, adapter_on, planted_in_sync
 from engines import move as moved
 from peft import LoraConfig, get_peft_model
 
@@ -43,7 +42,6 @@ from agentkit.rollouts.policy import EngineError, Request
 from agentkit.runs import Run, read_jsonl
 from agentkit.runs.recipe import Recipe
 from agentkit.tools.environments import CorpusEnvironment
-from agentkit.training.adapters import trained_weights, with_weights
 from agentkit.training.grpo import AgentGRPOTrainer, train
 
 if find_spec("vllm") is None and not torch.__version__.endswith("+cpu"):
@@ -544,26 +542,6 @@ def test_one_of_two_servers_killed_in_mid_batch_and_then_the_other(policy, serve
     ):
         play(policy, suite, corpus, count=12, group_size=4)
     killer.join()
-
-
-def test_a_server_samples_with_two_adapters_at_a_time(processes):
-    """Each is the one that was handed over, though both decode in one batch, and a third takes the first's place."""
-    (url, *_) = until_ready(processes[2:])[0]
-    model, tokenizer = load_agent("nano", precision="bfloat16")
-    model = adapter_on(model, 0.03, rank=RANK)
-    with ServerPolicy([url], tokenizer, "server", lora=True) as policy, ThreadPoolExecutor(2) as pool:
-        kept = []
-        for number in range(3):
-            policy.sync(moved(model, 0.1, number))
-            kept.append((policy.as_it_is(), trained_weights(model)))
-            found = [pool.submit(sampled, made, PROMPTS, 64, 1.0) for made, _ in kept[-2:]]
-            for place, samples in enumerate(found):
-                shares = []
-                for _, weights in kept[-2:]:
-                    with with_weights(model, weights):
-                        shares.append(gap_of(model, PROMPTS, samples.result()).share)
-                assert shares[place] == pytest.approx(1.0, abs=0.2), shares
-                assert all(share < 0.6 for i, share in enumerate(shares) if i != place), shares
 
 
 def test_a_server_in_bfloat16_takes_adapters_and_what_it_gets_wrong_is_caught(processes):

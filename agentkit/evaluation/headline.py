@@ -13,7 +13,6 @@ NAMES = {
     "sft": "SFT",
     "sft_more": "SFT with more data",
     "rft": "rejection sampling",
-    "hindsight": "hindsight",
     "grpo": "GRPO",
 }
 

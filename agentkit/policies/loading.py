@@ -3,7 +3,6 @@
 Leaves out what Unsloth loads (unsloth.py) and servers that run elsewhere (serve.py).
 """
 
-import copy
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -23,11 +22,10 @@ from agentkit.policies.server import ServerPolicy
 from agentkit.policies.shards import mesh_of, shard, sharded
 from agentkit.policies.sync_guard import sync
 from agentkit.policies.transformers import TransformersPolicy
-from agentkit.policies.twin import TwinPolicy
 from agentkit.policies.vllm import VllmPolicy
 from agentkit.rollouts.policy import EngineError, Policy
 from agentkit.rollouts.template_probe import with_template
-from agentkit.runs import Run, RunError, open_file, read_jsonl
+from agentkit.runs import Run, RunError, open_file
 from agentkit.runs.files import model_path
 from agentkit.runs.recipe import Recipe
 from agentkit.runs.run import ADAPTER
@@ -170,13 +168,7 @@ def _adapters(run: Run, recipe: Recipe, name: str) -> tuple[list[Path], Path | N
     cold_start = [run.file("sft")] if recipe.sft and name != "base" else []
     if name in ("base", "sft"):
         return cold_start, None
-    folder = run.file("adapter" if name == "grpo" else name)
-    rounds = sorted(folder.glob("round-*"), key=lambda path: (len(path.name), path.name))  # of hindsight
-    log, half = folder / "log.jsonl", precision_of(recipe.precision) != torch.float32
-    rows = read_jsonl(log) if rounds and log.exists() else []
-    if not any(row.get("whole", half) for row in rows or [{}]):  # else all of them train one adapter
-        cold_start += rounds[:-1]
-    return cold_start, rounds[-1] if rounds else folder
+    return cold_start, run.file("adapter" if name == "grpo" else name)
 
 
 def with_adapter(model: Any, folder: Path) -> Any:
@@ -201,17 +193,13 @@ def longest(model: Any, recipe: Recipe) -> int:
     return min(model.config.get_text_config().max_position_embeddings, recipe.max_tokens + PROMPT_ROOM)
 
 
-def make_policy(
-    model: Any, tokenizer: Any, name: str, recipe: Recipe, engine: Any = None, *, ahead: bool = False
-) -> Policy:
+def make_policy(model: Any, tokenizer: Any, name: str, recipe: Recipe, engine: Any = None) -> Policy:
     """The policy that samples from a loaded model on the recipe's engine. Close it, or use it in a ``with``.
 
     An engine with weights of its own is given the model's and must then compute the same (``sync``), else
-    EngineError. ``engine`` is vLLM's where Unsloth loaded the model (``unsloth.adapted``). ``ahead`` is for
-    rollouts while the model trains, where every engine needs weights of its own.
+    EngineError. ``engine`` is vLLM's where Unsloth loaded the model (``unsloth.adapted``).
     """
     lora = recipe.weight_sync == "lora" or sharded(model)
-    tokenizer = copy.deepcopy(tokenizer) if ahead else tokenizer  # two threads must not ask a fast one
     if isinstance(model, PeftModel) and model.dtype != torch.float32:
         if recipe.weight_sync == "merged":
             raise EngineError(
@@ -221,8 +209,8 @@ def make_policy(
             )
         lora = True
     if recipe.engine == "transformers" or (recipe.engine == "unsloth" and not torch.cuda.is_available()):
-        kind = TwinPolicy if ahead else TransformersPolicy
-        return kind(model, tokenizer, name, recipe.max_batch, recipe.deterministic, recipe.engine_memory)
+        options = recipe.max_batch, recipe.deterministic, recipe.engine_memory
+        return TransformersPolicy(model, tokenizer, name, *options)
     if recipe.engine == "server":
         wait = max(600.0, recipe.trajectory_timeout_s + 60.0)  # the trajectory's own clock ends first
         times = {"timeout_s": wait, "silent_s": recipe.trajectory_timeout_s / 2}  # time for another to do it

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from agentkit.policies.engine_weights import save_weights
 from agentkit.policies.loading import load_tokenizer, merged, pretrained
 from agentkit.policies.precision import precision_of
-from agentkit.policies.server import API_KEY, KEPT
+from agentkit.policies.server import API_KEY
 from agentkit.policies.server_processes import SERVED
 from agentkit.policies.vllm import CPU_ENVIRONMENT, EXTENSION, lora_rank, missing
 from agentkit.rollouts.policy import EngineError
@@ -73,7 +73,7 @@ def serve_command(
     if max_length:
         options["max-model-len"] = min(max_length, longest)
     if max_lora_rank:
-        options |= {"max-loras": KEPT, "max-lora-rank": lora_rank(max_lora_rank)}
+        options["max-lora-rank"] = lora_rank(max_lora_rank)
         switches.append("--enable-lora")
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if key := os.environ.get(API_KEY):

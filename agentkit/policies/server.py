@@ -8,7 +8,6 @@ the weights it missed. Leaves out starting the servers (serve, server_processes)
 """
 
 import asyncio
-import copy
 import math
 import os
 import shutil
@@ -37,7 +36,6 @@ CONNECT_S = 10.0
 IDLE_S = 1.0  # that a connection is kept: uvicorn closes one after 5 s, perhaps as a request is on its way
 BACK_S = 60.0  # that a replica left out has to take the new weights
 NONE_LEFT = "no server is left to sample from"
-KEPT = 2  # adapters that a replica holds: the last handed over, and the one before, which may yet sample
 
 
 class _ReplicaError(Exception):
@@ -48,7 +46,7 @@ class _ReplicaError(Exception):
 class _Replica:
     url: str
     model: str = ""  # what it calls the model it serves
-    adapters: tuple[str, ...] = ()  # of this policy that it holds
+    adapter: str = ""  # of this policy that it holds
     reads: int | None = None  # tokens of prompt and completion, where it says so
     why: str = ""  # it is left out for this reason; "" while it is used
     replied: float = -math.inf  # when it last did, by the monotonic clock
@@ -59,7 +57,7 @@ class ServerPolicy(Policy):
     """Samples from vLLM servers at ``urls``, replicas of one model.
 
     With ``lora`` a PEFT model's adapter is handed over, instead of all weights with the adapter folded in.
-    The one before it is kept; vLLM tells by an adapter's name which keys and values are whose.
+    vLLM tells by an adapter's name which keys and values are whose.
     One turn may take ``timeout_s``, waiting in the server included; a replica that says nothing for
     ``silent_s`` to more than LOYALTY requests, while another does, is left out. Raises EngineError for a
     replica that does not answer or serves no model.
@@ -115,10 +113,6 @@ class ServerPolicy(Policy):
     def end(self, trajectory: int) -> None:
         self._last.pop(trajectory, None)
 
-    def as_it_is(self) -> "ServerPolicy":
-        """The policy with the weights it has now, to sample with and no more; they last one ``sync``."""
-        return copy.copy(self)
-
     def sync(self, model: Any) -> None:
         """Have every replica that answers load the model's weights, or EngineError. Keys and values of others
         are dropped, or go by another adapter's name.
@@ -130,13 +124,13 @@ class ServerPolicy(Policy):
             for _ in full_weights(model):  # the first gathers them
                 pass
         self._adapter, states = on_main_process(lambda: self._hand_over(model))
-        for replica, (name, adapters, why) in zip(self._replicas, states, strict=True):
-            replica.model, replica.adapters, replica.why = name, adapters, why
+        for replica, (name, adapter, why) in zip(self._replicas, states, strict=True):
+            replica.model, replica.adapter, replica.why = name, adapter, why
 
     def _takes_lora(self, model: Any) -> bool:
         return self._lora and isinstance(model, PeftModel)
 
-    def _hand_over(self, model: Any) -> tuple[str, list[tuple[str, tuple[str, ...], str]]]:
+    def _hand_over(self, model: Any) -> tuple[str, list[tuple[str, str, str]]]:
         """The name of the adapter handed over, and for each replica what it serves and why it is left out."""
         self._updates += 1
         folder = self._folder / f"{self._stem}{self._updates}"
@@ -148,9 +142,9 @@ class ServerPolicy(Policy):
                 save_weights(model, folder)
             self._call(self._deliver(folder, lora))
         finally:  # a server may read an adapter that it holds again
-            gone = self._updates - KEPT if lora else self._updates
+            gone = self._updates - 1 if lora else self._updates
             shutil.rmtree(self._folder / f"{self._stem}{gone}", ignore_errors=True)
-        return self._adapter, [(r.model, r.adapters, r.why) for r in self._replicas]
+        return self._adapter, [(r.model, r.adapter, r.why) for r in self._replicas]
 
     def close(self) -> None:
         """Close all connections. The servers run on."""
@@ -189,23 +183,6 @@ class ServerPolicy(Policy):
             raise EngineError(
                 f"the servers in server_urls serve different models ({', '.join(served)}): let all serve one"
             )
-        self.keeps_weights = self._lora and all([await self._holds_two(r) for r in self._replicas])
-
-    async def _holds_two(self, replica: _Replica) -> bool:
-        """Whether requests for two adapters are decoded at a time; else those of one wait for the other's."""
-        try:
-            async with asyncio.timeout(CONNECT_S):
-                reply = await self._worker(replica, "agentkit_adapters")
-            return int(reply.json()["results"][0]) >= KEPT
-        except (
-            _ReplicaError,
-            TimeoutError,
-            EngineError,
-            ValueError,
-            LookupError,
-            TypeError,
-        ):  # not as agentkit serves
-            return False
 
     async def _served(self, replica: _Replica) -> list[str]:
         """Names of what a replica serves, the model before its adapters."""
@@ -269,7 +246,7 @@ class ServerPolicy(Policy):
 
     def _cannot(self, replica: _Replica) -> str:
         """Why a replica does not sample for this policy; "" where it does."""
-        if replica.why or not self._adapter or self._adapter in replica.adapters:
+        if replica.why or self._adapter in ("", replica.adapter):
             return replica.why
         return f"it was not handed {self._adapter}, or holds it no longer"
 
@@ -336,12 +313,10 @@ class ServerPolicy(Policy):
 
     async def _load(self, replica: _Replica, folder: Path, lora: bool) -> None:
         replica.model, *adapters = await self._served(replica)
-        known = lora and self._adapter in replica.adapters and self._adapter in adapters
-        before = (self._adapter,) if known else ()
         for old in adapters:
-            if old.startswith(self._stem) and old not in before:
+            if old.startswith(self._stem):
                 await self._ask(replica, "POST", "/v1/unload_lora_adapter", json={"lora_name": old})
-        replica.adapters = before
+        replica.adapter = ""
         if lora:
             adapter = {"lora_name": folder.name, "lora_path": str(folder)}
             try:
@@ -350,7 +325,7 @@ class ServerPolicy(Policy):
                 raise EngineError(
                     f"{error}. Start it for adapters: agentkit serve --lora-rank (the lora_r)"
                 ) from None
-            replica.adapters = (*before, folder.name)
+            replica.adapter = folder.name
         else:
             await self._worker(replica, "agentkit_take_folder", str(folder))
         if lora:  # a name tells its own keys and values, and a reset is refused while others sample

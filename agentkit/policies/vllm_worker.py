@@ -33,10 +33,6 @@ class WeightSync:
                 if hasattr(layer, "cpu_linear"):  # a kernel that may hold a copy of the weight
                     layers.agentkit_dispatch(layer, remove_weight=False)
 
-    def agentkit_adapters(self) -> int:
-        """LoRA adapters that sample at a time."""
-        return self.vllm_config.lora_config.max_loras  # type: ignore[attr-defined]
-
     def agentkit_take_folder(self, folder: str) -> None:
         """Load the weights that ``engine_weights.save_weights`` wrote."""
         self.agentkit_take(load_file(Path(folder) / "model.safetensors").items())

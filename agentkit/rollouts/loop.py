@@ -15,7 +15,7 @@ import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import iscoroutinefunction
@@ -180,14 +180,9 @@ async def _gathered(rollouts: Sequence[_Rollout], policy: Policy, progress: str 
             await asyncio.gather(*running, return_exceptions=True)
 
 
-def rollout(
-    tasks: Sequence[Task], policy: Policy, *, run: Callable[[Coroutine], Any] = run_blocking, **options: Any
-) -> list[Trajectory]:
-    """``arollout`` for callers without an event loop, or (as in a notebook) with a running one.
-
-    ``run`` runs the coroutine to its end.
-    """
-    return run(arollout(tasks, policy, **options))
+def rollout(tasks: Sequence[Task], policy: Policy, **options: Any) -> list[Trajectory]:
+    """``arollout`` for callers without an event loop, or (as in a notebook) with a running one."""
+    return run_blocking(arollout(tasks, policy, **options))
 
 
 @dataclass(slots=True)

@@ -54,7 +54,6 @@ class Policy(AbstractContextManager):
         max_length: tokens of a prompt and its completion that it can read; None is any number.
         shares_weights: it samples with the very model it was given, so that nothing needs to be copied after
             an update.
-        keeps_weights: what ``as_it_is`` gave last goes on with its weights beside one handed others since.
     """
 
     name: str
@@ -62,7 +61,6 @@ class Policy(AbstractContextManager):
     in_flight: int | None = None
     max_length: int | None = None
     shares_weights: bool = True
-    keeps_weights: bool = False
 
     @abstractmethod
     async def sample(self, request: Request) -> Sample:
@@ -76,10 +74,6 @@ class Policy(AbstractContextManager):
 
     def sync(self, model: Any) -> None:  # noqa: B027
         """Take over the trained model's weights, and forget what was computed with the old ones."""
-
-    def as_it_is(self) -> "Policy":
-        """The policy with the weights it has now, to sample with and no more; itself if it keeps none."""
-        return self
 
     def sleep(self) -> None:  # noqa: B027
         """Give back what memory it can spare until the next request or sync."""

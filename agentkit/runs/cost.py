@@ -120,8 +120,8 @@ def counts(recipe: Recipe, n_test: int = 0, dead: float = 0.0) -> dict[str, int]
     """How many trajectories a recipe asks for, by what for; ``n_test`` is a test that is known.
 
     ``dead`` is the share of groups that teach nothing, which others may replace (``replacing``). Each control
-    is tested as GRPO is. sft_more is trained on every task's demonstrations, the others on as many as GRPO;
-    rft samples as many, and hindsight, which goes on until all is solved, is counted with one round.
+    is tested as GRPO is. sft_more is trained on every task's demonstrations; rft samples as many as GRPO,
+    and is trained on as many.
     """
     recipe = _planned(recipe)
     sizes = _sizes(recipe)
@@ -131,7 +131,6 @@ def counts(recipe: Recipe, n_test: int = 0, dead: float = 0.0) -> dict[str, int]
     evaluated = test * recipe.test_samples
     steps = math.ceil(recipe.steps / recipe.num_iterations / recipe.minibatches)  # that sample
     sampled = steps * batch * (1 + recipe.resample_correct) * (1 + replacing(recipe, dead, train))
-    once = train * recipe.hindsight_samples
     rollouts, updates = round(sampled), recipe.steps * batch // recipe.minibatches
     return {
         "demonstrations": shown * recipe.sft_transcripts * recipe.sft_epochs if recipe.sft else 0,
@@ -141,7 +140,7 @@ def counts(recipe: Recipe, n_test: int = 0, dead: float = 0.0) -> dict[str, int]
         "updates": updates,
         "validation": validations(recipe) * min(recipe.val_tasks, validation) * recipe.val_samples,
         "final": evaluated * (1 + len(controls)),
-        "control rollouts": rollouts * ("rft" in controls) + once * ("hindsight" in controls),
+        "control rollouts": rollouts * ("rft" in controls),
         "control updates": sum(
             train * recipe.sft_transcripts if n == "sft_more" else updates for n in controls
         ),

@@ -281,9 +281,6 @@ class Recipe:
     )
     mismatch_cap: float = _key(2.0, "largest weight, C", 1, 1000)
     mismatch_floor: float = _key(0.0, "smallest weight; IcePop's mask takes 0.5 and a cap of 5", 0, 1)
-    max_staleness: int = _key(
-        0, "batches of rollouts sampled ahead, while the update runs, with older weights; 0: none", 0, 2
-    )
     share_prefixes: bool = _key(
         True, "compute what trajectories have in common once: as exact, and faster", stages="23"
     )
@@ -338,25 +335,18 @@ class Recipe:
         0.0, "weight in GRPO's loss of imitating what code rollouts did achieve; 0 is off", 0, 100
     )
     hindsight_keep: float = _key(
-        1.0,
-        "share of a task's lessons that is imitated, those nearest to what was asked",
-        0.01,
-        1,
-        stages="35",
-    )
-    hindsight_rounds: int = _key(
-        10, "hindsight replay: rounds of sampling, relabelling and fine-tuning", 1, 1000, stages="5"
+        1.0, "share of a task's lessons that is imitated, those nearest to what was asked", 0.01, 1
     )
     hindsight_samples: int = _key(
-        128, "hindsight replay: programs sampled for a task in a round", 1, 4096, stages="5"
+        128, "hindsight replay: programs sampled for a task in a round", 1, 4096, stages="d"
     )
-    hindsight_learning_rate: float = _key(1e-5, "of hindsight replay", 0, 1, stages="5")
+    hindsight_learning_rate: float = _key(1e-5, "of hindsight replay", 0, 1, stages="d")
     controls: str = _key(
         "",
-        "what GRPO is compared with besides: sft_more (SFT on every task), rft, hindsight; with commas",
+        "what GRPO is compared with besides: sft_more (SFT on every task), rft; with commas",
         stages="5",
         listed=True,
-        words=("sft_more", "rft", "hindsight"),
+        words=("sft_more", "rft"),
     )
     gaia: str = _key(
         "",
@@ -409,10 +399,6 @@ class Recipe:
     processes: int = _key(
         1, "processes that train together, one a GPU; left out where GPUs are visible: all", 1, 1024
     )
-    nodes: int = _key(
-        1, "machines that train together: agentkit run on the first, agentkit join on each other", 1, 1024,
-        stages="235",
-    )  # fmt: skip
     replicas: int = _key(
         0, "topology split: servers that roll out; 0: as many as half of the GPUs hold", 0, 1024, stages="235"
     )
@@ -441,16 +427,7 @@ class Recipe:
             **{name: _checked(fields[name], value) for name, value in values.items()}, given=frozenset(values)
         )
         _template_arguments(recipe.template_arguments)
-        rooms = (
-            _clipping,
-            _engine,
-            _larger_than_a_card,
-            _machines,
-            _staleness,
-            _reward,
-            batch_rules,
-            _thinking,
-        )
+        rooms = (_clipping, _engine, _larger_than_a_card, _reward, batch_rules, _thinking)
         for rules in rooms if together else ():
             refuse(rules(recipe))
         return recipe
@@ -642,54 +619,9 @@ def _larger_than_a_card(recipe: Recipe) -> Rules:
             "shard hands the adapter alone to engines: leave weight_sync: merged out",
         ),
         (
-            recipe.shard and (recipe.hindsight_weight or "hindsight" in recipe.control_names),
-            "shard does not go with hindsight_weight or the control hindsight, whose batches are not as many "
-            "in every process: leave one out",
-        ),
-    ]
-
-
-def _machines(recipe: Recipe) -> Rules:
-    nodes, here = f"nodes: {recipe.nodes}", r"//(localhost|127\.[\d.]+|\[::1\])[:/]"
-    return [
-        (
-            recipe.nodes > 1 and recipe.topology == "split",
-            f"{nodes} goes with topology: colocate, a split has its servers on one machine: leave topology "
-            "out, or start servers with agentkit serve and use engine: server",
-        ),
-        (
-            recipe.nodes > 1 and recipe.engine == "unsloth",
-            f"{nodes} is not for engine 'unsloth', which trains in one process on one card here: leave nodes "
-            "out, or use engine: vllm",
-        ),
-        (
-            "processes" in recipe.given and recipe.processes % recipe.nodes,
-            f"processes: {recipe.processes} cannot be dealt evenly to {nodes}: it is the number on all "
-            "machines together, so make it a multiple of nodes, or leave it out",
-        ),
-        (
-            recipe.nodes > 1 and any(re.search(here, f"{url}/") for url in recipe.servers),
-            f"server_urls names localhost, which with {nodes} is another machine on each of them: write the "
-            "name by which all of them reach the server",
-        ),
-    ]
-
-
-def _staleness(recipe: Recipe) -> Rules:
-    start = f"max_staleness: {recipe.max_staleness} samples while the model trains"
-    return [
-        (
-            recipe.max_staleness and recipe.engine == "unsloth",
-            f"{start}, and engine: unsloth samples with the very weights that are trained: use engine: vllm "
-            "or transformers, or leave max_staleness out",
-        ),
-        (
-            recipe.max_staleness and recipe.mismatch == "off",
-            f"{start}, with older weights, which mismatch: off would not correct: use mismatch: auto",
-        ),
-        (
-            recipe.max_staleness and recipe.hindsight_weight,
-            f"{start}, and hindsight_weight has the tools write lessons meanwhile: leave one of the two out",
+            recipe.shard and recipe.hindsight_weight,
+            "shard does not go with hindsight_weight, whose batches are not as many in every process: leave "
+            "one out",
         ),
     ]
 

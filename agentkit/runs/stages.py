@@ -153,7 +153,7 @@ def parameters_of(stage: str, recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 def compared(stage: str, recipe: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a recipe that tell one execution of a notebook from another, not who measures."""
-    free = () if stage == "03_grpo" else ("topology", "replicas", "nodes")
+    free = () if stage == "03_grpo" else ("topology", "replicas")
     return {name: value for name, value in parameters_of(stage, recipe).items() if name not in free}
 
 

@@ -50,14 +50,11 @@ def slots_of(
 ) -> AbstractContextManager[tuple[Callable[[Job], Future], int]]:
     """What submits a cell's job, and how many at once: this process takes one, Ray several.
 
-    Raises RecipeError where several would train through the same servers, or one on several machines.
+    Raises RecipeError where several would train through the same servers.
     """
     if slots > 1 and any(recipe.get("server_urls") for recipe in recipes):
         why = "cells at once would replace each other's weights on the servers that server_urls names"
         raise RecipeError(f"{why}: use --slots 1, or topology: split, which starts servers for each cell")
-    if any(recipe.get("nodes", 1) > 1 for recipe in recipes):
-        why = "a cell of a sweep trains on one machine, and nobody would start agentkit join for each"
-        raise RecipeError(f"{why}: leave nodes out of the sweep's recipe, or make that run with agentkit run")
     if slots == 1 and not address:
         return contextlib.nullcontext((in_this_process, 1))
     return _by_ray(slots, address, recipes)

@@ -2,7 +2,7 @@
 
 Its newest steps are replayed with the turns they had: an engine whose pass over the batch takes a time of its
 own and one for each row, fitted to the turns; as many slots as a process has; tools that take their latency.
-Leaves out servers, rollouts ahead of their update, other batches, and what several cards cost each other.
+Leaves out servers, other batches, and what several cards cost each other.
 """
 
 import math
@@ -37,10 +37,10 @@ def estimate(run: Run) -> pd.DataFrame:
     Raises RunError where it has no step that can be replayed.
     """
     recipe, stage = Recipe.of(run), run.manifest["stages"].get("03_grpo", {})
-    if recipe.max_staleness or recipe.engine == "server" or str(stage.get("topology")).startswith("split"):
+    if recipe.engine == "server" or str(stage.get("topology")).startswith("split"):
         raise RunError(
-            f"trajectories a second are not estimated: in {run.path} servers sampled, or rollouts ran ahead "
-            "(max_staleness), and only processes that sample and then update are replayed: try a few steps"
+            f"trajectories a second are not estimated: in {run.path} servers sampled, and only "
+            "processes that sample and then update are replayed: try a few steps"
         )
     metrics = run.metrics.reindex(columns=["step", "rollout_seconds", "update_seconds"]).set_index("step")
     took = metrics["rollout_seconds"].astype(float).dropna()

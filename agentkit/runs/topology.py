@@ -3,13 +3,11 @@ roll out and the other cards train (split).
 
 A choice with its reason, from what is visible, the recipe, and whether rollouts and updates fit on one card
 together; and how long one waits for the others. Leaves out starting anything (training.launch,
-policies.server_processes), asking other machines (training.nodes), and finding the cards
-(sweep_slots.gpu_count, or torch).
+policies.server_processes) and finding the cards (sweep_slots.gpu_count, or torch).
 """
 
 import math
 import os
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,16 +24,15 @@ class Topology:
     """Who uses which card, by the names that CUDA_VISIBLE_DEVICES takes; no names on a CPU."""
 
     kind: str  # here, colocate or split
-    processes: int = 1  # that train together, on all machines
-    cards: tuple[str, ...] = ()  # all that are used, on this machine
+    processes: int = 1  # that train together
+    cards: tuple[str, ...] = ()  # all that are used
     replicas: int = 0  # servers, on the last of the cards
     why: str = ""
     tensor_parallel: int = 1  # cards of a server
-    nodes: int = 1  # machines, each with as many processes and cards as this one
 
     @property
     def training(self) -> tuple[str, ...]:
-        return self.cards[: self.processes // self.nodes]
+        return self.cards[: self.processes]
 
     @property
     def serving(self) -> tuple[str, ...]:
@@ -47,23 +44,17 @@ class Topology:
     @property
     def workers(self) -> int:
         """Processes of a job that does not train: every card, or as many as train on a CPU."""
-        return len(self.cards) * self.nodes or self.processes
+        return len(self.cards) or self.processes
 
     def __str__(self) -> str:
         n, m = self.processes, self.replicas
         ranks = f"{n} processes train" if n > 1 else "1 process trains"
-        if self.nodes > 1:
-            ranks = f"{self.nodes} machines of {_counted(n // self.nodes)} train"
         ranks = f"{'this process works' if self.kind == 'here' else ranks} on {_named(self.training)}"
         if m:
             served = f"{m} servers roll out" if m > 1 else "1 server rolls out"
             cards = ",".join(self.serving).split(",") if self.cards else ()
             ranks = f"{served} on {_named(cards)}, and {ranks}"
         return f"{self.kind}: {ranks}: {self.why}"
-
-
-def _counted(processes: int) -> str:
-    return f"{processes} process{'es' * (processes > 1)}"
 
 
 def _named(cards: Sequence[str]) -> str:
@@ -74,11 +65,6 @@ def visible(count: int) -> tuple[str, ...]:
     """Names of the first ``count`` cards that this process may use."""
     named = [name.strip() for name in os.environ.get(CARDS, "").split(",") if name.strip()]
     return tuple(named[:count] if len(named) >= count else map(str, range(count)))
-
-
-def first_host() -> str:
-    """The name by which other machines reach this one, the first: its own, or torchrun's MASTER_ADDR."""
-    return os.environ.get("MASTER_ADDR") or socket.gethostname()
 
 
 def choose(recipe: Recipe, count: int, fits: str = "fits") -> Topology:
@@ -111,7 +97,7 @@ def _chosen(recipe: Recipe, count: int, fits: str) -> Topology:
         return Topology("here", 1, cards, why="one device does everything in turn")
     if "prompts_per_step" in recipe.given:  # else of a notebook that does not train
         refuse(batch_rules(replace(recipe, processes=processes)))
-    return Topology("colocate", processes, cards, why=why, nodes=recipe.nodes)
+    return Topology("colocate", processes, cards, why=why)
 
 
 def _wanted(recipe: Recipe, count: int) -> int:
@@ -122,20 +108,18 @@ def _wanted(recipe: Recipe, count: int) -> int:
             f"gpus is {wanted}, and {count} can be seen here (nvidia-smi and CUDA_VISIBLE_DEVICES tell): "
             "set gpus to auto or to a number that is there"
         )
-    if wanted and "processes" in recipe.given and recipe.processes > wanted * recipe.nodes:
-        where = "here" if recipe.nodes == 1 else f"on each of {recipe.nodes} machines"
+    if wanted and "processes" in recipe.given and recipe.processes > wanted:
         raise RecipeError(
-            f"processes: {recipe.processes} need a GPU each, and {wanted} can be used {where}: lower it"
+            f"processes: {recipe.processes} need a GPU each, and {wanted} can be used here: lower it"
         )
     return wanted
 
 
 def _most(recipe: Recipe, cards: int) -> int:
     """The largest number of processes that whole groups can be dealt to, or what the recipe says."""
-    nodes = recipe.nodes
     if "processes" in recipe.given or not cards:
-        return max(recipe.processes, nodes)
-    return max((n for n in range(2, cards * nodes + 1) if n % nodes == 0 and _goes(recipe, n)), default=nodes)
+        return recipe.processes
+    return max((n for n in range(2, cards + 1) if _goes(recipe, n)), default=1)
 
 
 def _goes(recipe: Recipe, processes: int) -> bool:
@@ -145,7 +129,7 @@ def _goes(recipe: Recipe, processes: int) -> bool:
 
 def _best(recipe: Recipe, cards: int, fits: str) -> tuple[str, str]:
     """Colocate, but where a card does not hold both; in turn, a split leaves cards idle."""
-    fixed = recipe.deterministic or recipe.nodes > 1 or "processes" in recipe.given
+    fixed = recipe.deterministic or "processes" in recipe.given
     free = recipe.engine == "vllm" and not fixed
     if fits != "fits" and cards > 1 and free:
         return "split", f"rollouts and updates do not fit on one card together ({fits})"
@@ -193,7 +177,7 @@ def patience(recipe: Recipe) -> float:
 def settled(recipe: Recipe, topology: Topology, urls: Sequence[str] = ()) -> dict[str, Any]:
     """The recipe that one of the processes works with; ``urls`` are the servers that were started for it."""
     known = _goes(recipe, topology.processes)  # a notebook that does not train has not the recipe's batch
-    changes: dict[str, Any] = {"processes": topology.processes if known else 1, "nodes": 1}
+    changes: dict[str, Any] = {"processes": topology.processes if known else 1}
     if topology.kind == "split":  # also where it was chosen
         changes["topology"] = "split"
     if urls:

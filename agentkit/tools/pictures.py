@@ -1,8 +1,8 @@
 """Pictures composed from their prompts, which name them, so that nothing is drawn until somebody looks.
 
 An SVG: the place on a map where the prompt has coordinates, else a landscape, with the prompt's first part as
-title, the others as facts, in the colour it names. Leaves out a diffusion model's pictures
-(policies.diffusion) and whether a prompt is right (verifiers.pictures).
+title, the others as facts, in the colour it names. Leaves out whether a prompt is right
+(verifiers.pictures).
 """
 
 import hashlib
@@ -40,7 +40,7 @@ def name_of(prompt: str) -> str:
 
 def paint(prompt: str) -> Image:
     """The composed picture of a prompt. Raises ValueError as ``name_of`` does."""
-    return Image(f"{name_of(prompt)}: {prompt}", compose(prompt).encode(), "svg+xml", prompt)
+    return Image(f"{name_of(prompt)}: {prompt}", compose(prompt).encode(), "svg+xml")
 
 
 def _digest(prompt: str) -> str:

@@ -5,7 +5,7 @@ Leaves out training them (sft, grpo) and exporting them with their model (merge)
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,25 +68,6 @@ def merged(model: Any) -> Iterator[None]:
         model.unmerge_adapter()
         for layer, weight in zip(layers, kept, strict=True):
             layer.weight.data.copy_(weight)
-
-
-def trained_weights(model: Any) -> dict[str, torch.Tensor]:
-    """Copies of the parameters that are trained, by name."""
-    return {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
-
-
-@contextmanager
-def with_weights(model: Any, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """The model as it was when ``trained_weights`` gave these; afterwards it is as before, bit for bit."""
-    parameters = dict(model.named_parameters())
-    kept = {name: parameters[name].data for name in weights}
-    for name, weight in weights.items():
-        parameters[name].data = weight
-    try:
-        yield
-    finally:
-        for name, weight in kept.items():
-            parameters[name].data = weight
 
 
 def settled(model: Any) -> Any:

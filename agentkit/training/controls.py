@@ -1,16 +1,15 @@
-"""What GRPO is compared with: SFT on more demonstrations, rejection-sampled SFT, and hindsight replay.
+"""What GRPO is compared with: SFT on more demonstrations, and rejection-sampled SFT.
 
-All start where GRPO started, from the SFT model. SFT with more data imitates fresh demonstrations of every
+Both start where GRPO started, from the SFT model. SFT with more data imitates fresh demonstrations of every
 training task, ``sft_transcripts`` each. Rejection sampling samples as many trajectories as GRPO did and
 processes as many training tokens: prompts and completions of every stored trajectory, once for each optimiser
-step on them; GRPO's validation and its reference model are not counted. Hindsight replay stops when it is
-done. Leaves out measuring and comparing them (notebook 05).
+step on them; GRPO's validation and its reference model are not counted. Leaves out measuring and comparing
+them (notebook 05).
 """
 
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,6 @@ from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
 from agentkit.runs import Recipe, Run, RunError, cost
 from agentkit.runs.trajectory_files import count_tokens
-from agentkit.training.hindsight import hindsight
 from agentkit.training.sft import WARMUP, demonstrations, fine_tune, right_ones, token_count
 
 if TYPE_CHECKING:
@@ -44,8 +42,7 @@ def grpo_tokens(run: Run, recipe: Recipe) -> int:
 
 
 def train_control(name: str, lab: Lab, run: Run, tasks: Sequence[Task]) -> tuple[Any, Any, dict[str, float]]:
-    """Train one control of a run: sft_more, rft or hindsight; its adapter goes to the run's folder of that
-    name.
+    """Train one control of a run, sft_more or rft; its adapter goes to the run's folder of that name.
 
     Returns the trained model, its tokenizer, and figures: training tokens of GRPO, its own, and the
     trajectories it learnt from. Raises RunError where there is nothing to compare with, or no right answer to
@@ -54,24 +51,16 @@ def train_control(name: str, lab: Lab, run: Run, tasks: Sequence[Task]) -> tuple
     recipe = lab.recipe
     budget = grpo_tokens(run, recipe)
     agent, tokenizer = agent_of(run, recipe, "sft")
-    if name == "hindsight":
-        replayed = [task for task in tasks if lab.families[task.family].relabel]
-        if not replayed:
-            raise RunError("no family of these tasks has a relabel function: hindsight has nothing to replay")
-        shutil.rmtree(run.file(name), ignore_errors=True)  # of an earlier attempt
-        trained, rounds = hindsight(lab, agent, tokenizer, replayed, run)
-        tokens, learnt = sum(row["tokens"] for row in rounds), sum(row["lessons"] for row in rounds)
-    else:
-        found = (
-            fresh_demonstrations(lab, tasks, tokenizer)
-            if name == "sft_more"
-            else up_to(budget, cycle(own_right_answers(lab, run, agent, tokenizer, tasks)))
-        )
-        short = min(WARMUP, len(found) // recipe.sft_batch // 4)  # a short control outlasts its warm-up
-        options = {"num_train_epochs": 1, "warmup_steps": short}
-        trained, _ = fine_tune(agent, tokenizer, found, recipe, run.file(name), **options)
-        tokens, learnt = token_count(found), len(found)
-    return trained, tokenizer, {"grpo_tokens": budget, "tokens": tokens, "trajectories": learnt}
+    found = (
+        fresh_demonstrations(lab, tasks, tokenizer)
+        if name == "sft_more"
+        else up_to(budget, cycle(own_right_answers(lab, run, agent, tokenizer, tasks)))
+    )
+    short = min(WARMUP, len(found) // recipe.sft_batch // 4)  # a short control outlasts its warm-up
+    options = {"num_train_epochs": 1, "warmup_steps": short}
+    trained, _ = fine_tune(agent, tokenizer, found, recipe, run.file(name), **options)
+    figures = {"grpo_tokens": budget, "tokens": token_count(found), "trajectories": len(found)}
+    return trained, tokenizer, figures
 
 
 def up_to(tokens: int, trajectories: Iterable[Trajectory]) -> list[Trajectory]:

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,14 +33,11 @@ from agentkit.policies.unsloth import adapted
 from agentkit.records import EngineError, RecipeError, Step, Task, TrainingError, Trajectory
 from agentkit.rewards import score_all
 from agentkit.rollouts import prompt_lengths, rollout
-from agentkit.rollouts.policy import Policy
 from agentkit.rollouts.template_probe import end_of_turn_ids
 from agentkit.rollouts.tokens import check_batch
 from agentkit.runs import Run, append_jsonl, write_trajectories
-from agentkit.tools.runtime import run_blocking
 from agentkit.training import advantages, metrics
 from agentkit.training.adapters import lora, merged
-from agentkit.training.ahead import Ahead, Background
 from agentkit.training.grpo_config import grpo_config
 from agentkit.training.guards import Guards
 from agentkit.training.hindsight import lesson_batch
@@ -59,7 +55,7 @@ if TYPE_CHECKING:
 OnMetrics = Callable[[dict[str, Any]], None]
 
 
-class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
+class AgentGRPOTrainer(Resumable, Validated, Update, GRPOTrainer):
     """TRL's GRPOTrainer with agent rollouts.
 
     It goes on from the newest sound checkpoint in the run's train/ where that was made with the same
@@ -100,7 +96,6 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
         self._watch: Watch | None = None
         self._measured: dict[str, float] = {}  # columns of the next metrics row
         self._mismatches = 0  # of the tool cache, so far
-        self._scoring = threading.Lock()
         self._noise: dict[str, float] = {}  # what engine and trainer last differed by
         self._started = time.monotonic()
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # of rollout_func, tested with this pin
@@ -130,16 +125,12 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
         tasks = [*self._tasks.values(), *self.validation]
         world = self.accelerator.num_processes
         model = self.accelerator.unwrap_model(self.model)
-        ahead = self.recipe.max_staleness > 0
         with ExitStack() as failed:
             failed.callback(unlock, self.run)
             self.open_training(made_with(self.lab, self.model, tasks, world))
-            self.policy = make_policy(model, tokenizer, "grpo", self.recipe, engine, ahead=ahead)
+            self.policy = make_policy(model, tokenizer, "grpo", self.recipe, engine)
             failed.callback(self.policy.close)
             self._check_prompts(tasks)
-            if ahead:  # all processes as one: each has asked its servers by itself
-                self.policy.keeps_weights = all(gathered([self.policy.keeps_weights]))
-            self.background = Background(1 + self.policy.keeps_weights)
             failed.pop_all()  # it did not: lock and policy are kept
 
     def _check_prompts(self, tasks: Sequence[Task]) -> None:
@@ -191,12 +182,9 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
         out.
         """
         start, asked = time.monotonic(), self.step.tasks
-        if self.recipe.max_staleness:
-            selected, gap = self.sampled_ahead()
-        else:
-            everyone = gathered([task.id for task in asked])
-            with self._synced() as gap:
-                selected = self._sample(self.step.number, asked, everyone, run_blocking, self.policy)
+        everyone = gathered([task.id for task in asked])
+        with self._synced() as gap:
+            selected = self._sample(asked, everyone)
         trajectories, more = selected.trajectories, 1 + self.recipe.resample_correct
         counted["training"] += more * len(trajectories) + selected.counts["extra"]
         trained = (
@@ -215,20 +203,15 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
         self.guards.scored(self.step.trajectories)
         self._measured |= gap | self._cache_mismatches() | {"planned_steps": self.recipe.steps}
 
-    def _sample(
-        self, step: int, tasks: Sequence[Task], everyone: Sequence[str], run: Callable, policy: Policy
-    ) -> Selected:
-        """The trajectories of this process' tasks at a step; ``everyone`` has the ids of all processes'.
-
-        It tells other processes nothing: another thread may run it.
-        """
-        seed = self.recipe.seed + 1_000_003 * step
+    def _sample(self, tasks: Sequence[Task], everyone: Sequence[str]) -> Selected:
+        """The trajectories of this process' tasks at a step; ``everyone`` has the ids of all processes'."""
+        seed = self.recipe.seed + 1_000_003 * self.step.number
         fresh = fresh_tasks(self._tasks.values(), everyone, seed)
         index, count = self.accelerator.process_index, self.accelerator.num_processes
         fresh = fresh[index::count]
         extra = int(self.recipe.extra_rollouts * len(everyone))  # groups of all processes
         extra = extra // count + (index < extra % count)
-        roll = partial(self._rollout, policy=policy, seed=seed, step=step, run=run)
+        roll = partial(self._rollout, seed=seed, step=self.step.number)
         is_dead = partial(advantages.teaches_nothing, self._tasks, self.reward, self.recipe)
         return select(tasks, fresh, roll, is_dead, self.recipe, extra)
 
@@ -236,7 +219,7 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
     def _synced(self) -> Iterator[dict[str, float]]:
         """Give the policy the weights as they are; yields metrics where its engine has weights of its own.
 
-        Afterwards its engine sleeps, so that the update has its memory, unless it samples meanwhile.
+        Afterwards its engine sleeps, so that the update has its memory.
         """
         model = self.accelerator.unwrap_model(self.model)
         with merged(model) if self.policy.shares_weights else nullcontext():
@@ -245,15 +228,13 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
             if gap:
                 self._noise["sync"] = gap.mean
             yield gap.metrics("sync_gap") if gap else {}
-        if not self.recipe.max_staleness:
-            self.policy.sleep()
+        self.policy.sleep()
 
     def _rollout(self, tasks: Sequence[Task], group_size: int, **options: Any) -> list[Trajectory]:
-        sampled = rollout(tasks, group_size=group_size, **options, **self._options)
+        sampled = rollout(tasks, policy=self.policy, group_size=group_size, **options, **self._options)
         end = (sorted(end_of_turn_ids(self.policy.tokenizer))[0],)
         whole = [t if t.completion_ids else _with_token(t, end) for t in sampled]
-        with self._scoring:  # a reward of one's own may keep what two batches must not write at a time
-            return score_all(tasks, whole, self.reward)
+        return score_all(tasks, whole, self.reward)
 
     def _correct_and_compare(self, output: dict[str, Any], sampled: torch.Tensor) -> dict[str, float]:
         """The batch corrected where engine and trainer disagree, and metrics of how far they do.
@@ -268,7 +249,7 @@ class AgentGRPOTrainer(Resumable, Ahead, Validated, Update, GRPOTrainer):
             mode = "off" if same else "token_truncate"
         measured = self.correct_mismatch(output, sampled, mode, recipe.mismatch_cap, recipe.mismatch_floor)
         before = self._noise.get("batch")
-        compared = self.compare_engine(output, sampled, before or NOISE[dtype], self.sampled_with)
+        compared = self.compare_engine(output, sampled, before or NOISE[dtype])
         mismatch = self.engine_gap(output, sampled) if mode == "off" else 0.0
         if compared is None:
             return measured
@@ -384,7 +365,7 @@ def train(trainer: AgentGRPOTrainer) -> dict[str, Any]:
     ended: steps, patience, solved or asked. A checkpoint is kept where it raises TrainingError (a guard) or
     TrainingStopped (interrupted).
     """
-    with trainer.policy, closing(trainer.background):
+    with trainer.policy:
         trainer.train()
     check_same(trainer.model)
     if trainer.guards.problem:

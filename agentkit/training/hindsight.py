@@ -88,10 +88,11 @@ def hindsight(
     tokenizer: Any,
     tasks: Sequence[Task],
     run: Run,
+    most: int,
     on_round: Callable[[Sequence[Trajectory]], None] = lambda sampled: None,
 ) -> tuple[Any, list[dict]]:
-    """Sample, relabel, fine-tune and repeat, until every task was solved by some sample or the rounds are
-    over.
+    """Sample, relabel, fine-tune and repeat, until every task was solved by some sample, ``most`` rounds at
+    the most.
 
     ``model`` is changed: each round's adapter is merged into it, and saved to hindsight/round-<n> in the run.
     In half precision all rounds train one adapter, and round-<n> holds it as it was then. ``on_round`` hears
@@ -105,7 +106,7 @@ def hindsight(
         "learning_rate": recipe.hindsight_learning_rate,
         "num_train_epochs": 1,
     }
-    for number in range(1, recipe.hindsight_rounds + 1):
+    for number in range(1, most + 1):
         options = lab.options(
             group_size=recipe.hindsight_samples,
             seed=recipe.seed + 1_000_003 * number,  # not what another seed's round samples
@@ -118,7 +119,6 @@ def hindsight(
         solved = {t.task_id for t in sampled if t.success == 1.0}
         row = {"round": number, "solved": len(solved) / len(tasks), "lessons": 0, "tokens": 0, "loss": None}
         row["success"] = sum(t.success or 0.0 for t in sampled) / len(sampled)
-        row["whole"] = model.dtype != torch.float32  # round-<n> holds all rounds so far
         if len(solved) < len(tasks):
             near = lessons(tasks, sampled, lab.families, recipe.hindsight_keep)
             transcripts = demonstrate(lab, near, tokenizer)

@@ -3,11 +3,9 @@ children, watched and stopped cleanly.
 
 ``python -m torch.distributed.run ... -m agentkit.training.worker RUN JOB`` is one of the processes; each
 opens the recipe's lab itself, so that nothing has to be pickled, and sees its own card only. This process
-then holds no memory of a GPU. Leaves out what other machines do of it (nodes), what is done (jobs), and which
-card does what (runs.topology).
+then holds no memory of a GPU. Leaves out what is done (jobs), and which card does what (runs.topology).
 """
 
-import contextlib
 import gc
 import json
 import sys
@@ -30,7 +28,6 @@ from agentkit.runs import Recipe, Run, RunError, read_json, write_json, write_tr
 from agentkit.runs.children import TOKEN, end_all, signals
 from agentkit.runs.topology import patience, settled
 from agentkit.training import checkpoint_folders, torchrun
-from agentkit.training.nodes import Others
 from agentkit.training.processes import TrainingStopped
 from agentkit.training.topology_by_memory import placed
 from agentkit.training.worker import MARK, function_of
@@ -94,12 +91,8 @@ class Work:
 
     @property
     def _imitating(self) -> int:
-        """The most processes that share SFT's batch evenly, so that it is the recipe's with any cards; on all
-        machines, or on this one.
-        """
-        most, nodes = self.topology.workers, self.topology.nodes
-        numbers = [n for n in range(1, most + 1) if n % nodes == 0 or n <= most // nodes]
-        return max(n for n in numbers if self.lab.recipe.sft_batch % n == 0)
+        """The most processes that share SFT's batch evenly, so that it is the recipe's with any cards."""
+        return max(n for n in range(1, self.topology.workers + 1) if self.lab.recipe.sft_batch % n == 0)
 
     def measure(self, name: str) -> list[Trajectory]:
         """Measure a policy on the test (``Lab.measure``), spread over all cards; no tokens are read back."""
@@ -117,7 +110,7 @@ class Work:
 
     def control(self, name: str) -> dict[str, float]:
         """Train one of the recipe's controls and measure it; what it learnt from."""
-        number, start = 1 if name == "hindsight" else self._imitating, time.monotonic()  # one's own rounds
+        number, start = self._imitating, time.monotonic()
         if self.topology.tensor_parallel > 1:  # the other cards are the servers'
             number = min(number, self.topology.processes)
         figures = self.sample(f"{JOBS}:control", name=name, processes=number)["figures"]
@@ -162,11 +155,10 @@ class Work:
         if served:
             number, cards, serving = topology.processes, topology.training, topology.serving
         number = processes or number
-        nodes = topology.nodes if number % topology.nodes == 0 else 1
         with replicas(self.lab.recipe, self.run, serving) as servers:
             recipe = settled(self.lab.recipe, topology, servers.urls)
             written = {"recipe": recipe, "job": job, "arguments": arguments}
-            given = self.run, name, number, cards, patience(self.recipe), written, nodes
+            given = self.run, name, number, cards, patience(self.recipe), written
             while True:
                 _let_go()
                 try:
@@ -229,28 +221,13 @@ def _let_go() -> None:
 class _Children:
     """torchrun and its processes, from their start to the last of them gone, however they end."""
 
-    _others: Others | None = None  # machines
-
     def __init__(
-        self,
-        run: Run,
-        name: str,
-        number: int,
-        cards: Sequence[str],
-        wait_s: float,
-        job: dict[str, Any],
-        nodes: int = 1,
+        self, run: Run, name: str, number: int, cards: Sequence[str], wait_s: float, job: dict[str, Any]
     ):
         self._run, self._name, self._wait_s = run, name, wait_s
-        self._token, self._cards, self._options = uuid.uuid4().hex, cards[: number // nodes], {}
+        self._token, self._number, self._cards = uuid.uuid4().hex, number, cards[:number]
         self._job = run.file(f".job-{self._token}.json")  # of this launch: the result comes back in it
         write_json(self._job, job)
-        if nodes > 1:
-            part = {"job": self._job.name, "number": number // nodes, "nodes": nodes, "gpus": bool(cards)}
-            part["wait_s"] = wait_s
-            self._others = Others(run, self._token, part, self._end_all)
-            self._options = {"rendezvous": f"{self._others.rendezvous} --node-rank=0"}
-        self._local = number // nodes
         self._here = f"{name} in {number} process{'es' * (number != 1)}"
 
     def _end_all(self) -> None:
@@ -264,8 +241,7 @@ class _Children:
     def result(self, tell: OnMetrics) -> dict[str, Any]:
         """What the job returned. Raises RunError with its last error, TrainingStopped when interrupted."""
         try:
-            with self._others.at_work() if self._others else contextlib.nullcontext():
-                return self._result(tell)
+            return self._result(tell)
         except KeyboardInterrupt:
             why = f"{self._here} was stopped; run this again to go on"
             raise TrainingStopped(why) from None
@@ -274,8 +250,7 @@ class _Children:
             self._job.unlink(missing_ok=True)
 
     def _result(self, tell: OnMetrics) -> dict[str, Any]:
-        given = self._run, self._job, self._token, self._local, self._cards
-        self._child = torchrun.start(*given, **self._options)
+        self._child = torchrun.start(self._run, self._job, self._token, self._number, self._cards)
         self._end = threading.Thread(target=self._end_with_it, daemon=True)
         self._end.start()
         try:
@@ -315,13 +290,7 @@ class _Children:
 
     def _failure(self) -> str:
         log = self._run.file(torchrun.LOG).read_text(encoding="utf-8", errors="replace")
-        why = torchrun.death(self._child.returncode, log)
-        if self._others and (self._others.ended or not why):
-            theirs = self._others.verdict()
-            failed = self._child.returncode and not self._others.ended  # else it was stopped in order
-            own = f"; machine 0: {torchrun.last_error(log)}" if failed else ""
-            why = f"{theirs}{own}".removeprefix("; ")
-        why = why or torchrun.last_error(log)
+        why = torchrun.death(self._child.returncode, log) or torchrun.last_error(log)
         kept = checkpoint_folders.steps(self._run.file("train", "checkpoints"))
         after = f"{kept[0].name} is kept, run this again to go on" if kept else "there is no checkpoint yet"
         after = f". {after}" if self._name == "train" else ""

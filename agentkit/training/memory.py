@@ -89,7 +89,6 @@ class MemoryPlan:
     row_tokens: int = 0  # of a trajectory, where micro_batch_tokens is set
     kept: float = 0.0  # keys and values of all trajectories that are sampled together
     sleeps: bool = False  # the engine gives its share back during the update
-    copied: float | None = None  # weights of the engine's own, where it samples during the update; else None
     cached: float = 0.0  # keys and values of one trajectory, the least that an engine of its own must hold
     served: float = 0.0  # weights of such an engine on a card
     apart: bool = False  # it has cards of its own (topology: split)
@@ -108,8 +107,6 @@ class MemoryPlan:
     def needed(self, size_gb: float, micro_batch: int | None = None) -> float:
         """Bytes at the most, on a GPU of this size."""
         beside = 0.0 if self.rollouts else self.engine_share * size_gb * GB  # what the engine keeps
-        if self.rollouts and self.copied is not None:
-            beside = self.sampling(size_gb) + (self.copied - self.weights) * MARGIN
         beside = min(beside, ASLEEP) if self.sleeps else beside
         server = self._engine / SERVER_SHARE if self.apart else 0.0
         return max(self.update(micro_batch) + beside, self.sampling(size_gb), server)
@@ -183,8 +180,7 @@ def plan(
         micro_batch=rows,
         row_tokens=row if recipe.micro_batch_tokens else 0,
         kept=GROWTH * together * cached if own_cache else 0.0,
-        sleeps=recipe.engine == "vllm" and can_sleep() and not recipe.max_staleness,
-        copied=(weights if dtype == torch.float32 else 0.0) if recipe.max_staleness else None,
+        sleeps=recipe.engine == "vllm" and can_sleep(),
         # of 4 bits weights are counted in 16
         cached=0.0 if recipe.load_in_4bit else cached / recipe.tensor_parallel,
         served=weights / recipe.tensor_parallel,
@@ -201,9 +197,7 @@ def _spread(config: Any, recipe: Recipe, dtype: torch.dtype) -> tuple[float, flo
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     sizes = [sum(p.nbytes for p in layer.parameters()) for layer in layers_of(model)]
-    processes = (
-        recipe.processes if "processes" in recipe.given else max(torch.cuda.device_count(), 1) * recipe.nodes
-    )
+    processes = recipe.processes if "processes" in recipe.given else max(torch.cuda.device_count(), 1)
     return sum(sizes) * (1 - 1 / processes), 2.0 * max(sizes) * (processes > 1)
 
 

@@ -1,9 +1,8 @@
 """Importance weights where the policy that sampled is not quite the one that is trained.
 
-An engine with weights or kernels of its own gives other log-probabilities than the trainer, and one that
-samples ahead (``max_staleness``) has older weights. Leaves out how far the two may differ where their
-weights are the same (policies/sync_guard.py), and several steps on one batch, which the ratio of GRPO's own
-loss corrects.
+An engine with weights or kernels of its own gives other log-probabilities than the trainer. Leaves out how
+far the two may differ where their weights are the same (policies/sync_guard.py), and several steps on one
+batch, which the ratio of GRPO's own loss corrects.
 """
 
 import torch

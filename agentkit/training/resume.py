@@ -2,10 +2,9 @@
 
 ``Resumable`` goes in front of TRL's GRPOTrainer. transformers' Trainer saves and restores the optimiser, the
 schedule, the random states and the data position; added here is what it leaves out: whole checkpoints only
-(checkpoints), the batch of rollouts in use, what was being sampled ahead, the order of later epochs, the best
-adapter, the kit's own counters, and the position in metrics.jsonl. A checkpoint of the last finished step is
-also written when training is interrupted, by Ctrl-C, SIGTERM or an error. Leaves out how a checkpoint becomes
-whole.
+(checkpoints), the batch of rollouts in use, the order of later epochs, the best adapter, the kit's own
+counters, and the position in metrics.jsonl. A checkpoint of the last finished step is also written when
+training is interrupted, by Ctrl-C, SIGTERM or an error. Leaves out how a checkpoint becomes whole.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from agentkit.runs.children import TOKEN, signals
 from agentkit.runs.run import placed
 from agentkit.training import checkpoint_folders
 from agentkit.training.adapters import replacing, write_adapter
-from agentkit.training.ahead import Lead
 from agentkit.training.checkpoint_folders import CheckpointError, cut_back, set_aside
 from agentkit.training.guards import Guards
 from agentkit.training.processes import TrainingStopped, lock, random_states, set_random_states, unlock
@@ -47,11 +45,10 @@ STAGE = "03_grpo"
 FINISHED = "finished.json"  # in train/, once training came to its end
 CONTROL = ".control"  # in train/: the words stop and checkpoint, written by whoever watches
 ADAPTER = "adapter_model.safetensors"
-AHEAD = "ahead.pt"  # in a checkpoint: which batches were being sampled, with which weights
 # recipe keys that may change between two attempts
 _FREE = (
     "run resume save_every preflight report_to server_urls engine_memory tool_cache shard tensor_parallel "
-    "max_batch sync_threshold trajectory_timeout_s tool_timeout_s patience gpus nodes"
+    "max_batch sync_threshold trajectory_timeout_s tool_timeout_s patience gpus"
 ).split()
 _PARTS = ("micro_batch", "micro_batch_tokens")  # may too, where no rollouts are kept in parts of that size
 _ASIDE = "it is kept beside this one, which starts anew"
@@ -96,7 +93,7 @@ def _value(made: dict[str, Any], name: str) -> Any:
 
 
 class Resumable:
-    """Mixin of a GRPOTrainer with ``recipe``, ``run``, ``best``, ``guards`` and ``lead``."""
+    """Mixin of a GRPOTrainer with ``recipe``, ``run``, ``best`` and ``guards``."""
 
     resume_from: Path | None = None
 
@@ -105,8 +102,8 @@ class Resumable:
         trains.
         """
         self._fingerprint = fingerprint
-        # the last finished step, with the random states, the guards and what was sampled ahead after it
-        self._boundary: tuple[int, Any, dict[str, Any], Lead | None] | None = None
+        # the last finished step, with the random states and the guards after it
+        self._boundary: tuple[int, Any, dict[str, Any]] | None = None
         self._moving = False  # the weights have moved since: no checkpoint before the step ends
         self._stop_asked = self._leaving = False
         self.add_callback(_Marks(self))
@@ -230,8 +227,6 @@ class Resumable:
         state = dataclasses.replace(self.state, log_history=[])  # which metrics.jsonl holds
         state.save_to_json(str(new / "trainer_state.json"))
         write_json(new / "state.json", {"best": list(self.best), "guards": self.guards.state()})
-        if self.lead and self.lead.pending:
-            torch.save(dataclasses.asdict(self.lead), new / AHEAD)
         best = self.run.file("adapter")
         if self.best[0] >= 0 and best.exists():
             shutil.copytree(best, new / "best")
@@ -259,8 +254,6 @@ class Resumable:
             torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
         rollouts = self.resume_from / f"rollouts_{self.accelerator.process_index}.pt"
         self._buffered_inputs = _load(rollouts, self.args.device) if rollouts.exists() else None
-        if (self.resume_from / AHEAD).exists():
-            self.lead = Lead(**_load(self.resume_from / AHEAD, self.args.device))
         self._restore_counters()
         return epochs, batches
 
@@ -271,7 +264,7 @@ class Resumable:
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        self._boundary = self.state.global_step, random_states(), self.guards.state(), self.lead
+        self._boundary = self.state.global_step, random_states(), self.guards.state()
         self._moving = False
         if any(gathered([self._stop_asked])):
             self.write_checkpoint()  # together: on its way out a process no longer waits for the others
@@ -324,18 +317,16 @@ class Resumable:
         """The checkpoint of the last finished step, if it is not there yet and this process can write it."""
         if self._boundary is None or self.accelerator.num_processes > 1:
             return
-        step, states, guards, lead = self._boundary
+        step, states, guards = self._boundary
         is_error = not isinstance(error, KeyboardInterrupt)  # a second Ctrl-C goes back, bit for bit
         if self._moving and is_error and step < self.state.global_step:  # in validation
             step, states, guards = self.state.global_step, random_states(), self.guards.state()
-            lead = self.lead
         elif self._moving:
             return
         path, why = self.run.file("train", "checkpoints", f"checkpoint-{step}"), type(error).__name__
         if not path.exists():
             set_random_states(states)
             self.guards.restore(guards)
-            self.lead = lead
             try:
                 self.write_checkpoint()
             except RunError as second:

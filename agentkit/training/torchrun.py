@@ -1,7 +1,7 @@
-"""torchrun's part of a job on this machine: starting it, and what it wrote of its end.
+"""torchrun's part of a job: starting it, and what it wrote of its end.
 
-Each of its processes opens the recipe's lab itself and sees its own card only. Leaves out watching it (launch
-on the first machine, nodes on the others) and what the processes do (worker).
+Each of its processes opens the recipe's lab itself and sees its own card only. Leaves out watching it
+(launch) and what the processes do (worker).
 """
 
 import os
@@ -17,37 +17,27 @@ from agentkit.runs import Run, write_bytes
 from agentkit.runs.children import TOKEN
 from agentkit.runs.topology import CARDS
 
-ALONE = "--standalone --local-addr=localhost"  # the rendezvous of one machine
 LOG = "launch.log"  # in the run's folder
 
 
-def start(
-    run: Run,
-    job: Path,
-    token: str,
-    number: int,
-    cards: Sequence[str],
-    *,
-    rendezvous: str = ALONE,
-    log: str = LOG,
-    told: bool = True,
-) -> subprocess.Popen:
+def start(run: Run, job: Path, token: str, number: int, cards: Sequence[str]) -> subprocess.Popen:
     """torchrun with ``number`` processes that do the job of a file; they stop when their input ends.
 
-    What they tell the notebook is the output where it is to be ``told``, and else goes to the log.
+    What they tell the notebook is the output.
     """
-    options = f"{rendezvous} --nproc_per_node={number}" + " --virtual-local-rank" * bool(cards)
+    options = f"--standalone --local-addr=localhost --nproc_per_node={number}"
+    options += " --virtual-local-rank" * bool(cards)
     command = f"-m torch.distributed.run {options} -m agentkit.training.worker"
     paths = os.pathsep.join(filter(None, sys.path))
     threads = {"OMP_NUM_THREADS": str(max(cores() // number, 1))}
     environ = threads | os.environ | {TOKEN: token, "PYTHONPATH": paths}
     environ |= {CARDS: ",".join(cards)} if cards else {}
-    with write_bytes(run.file(log), b"").open("wb") as file:
+    with write_bytes(run.file(LOG), b"").open("wb") as file:
         return subprocess.Popen(
             [sys.executable, *command.split(), str(run.path.resolve()), str(job.resolve())],
             env=environ,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if told else file,
+            stdout=subprocess.PIPE,
             stderr=file,
             text=True,
             start_new_session=True,

@@ -183,9 +183,8 @@ def _grpo(lab: Lab, start: Path | None, task: Task, run: Run, rounds: _Rounds, w
 def _her(lab: Lab, start: Path | None, task: Task, run: Run, rounds: _Rounds) -> None:
     recipe = lab.recipe
     budget = max(1, recipe.steps * recipe.group_size // recipe.hindsight_samples)
-    lab = replace(lab, recipe=replace(recipe, hindsight_rounds=budget))
     agent, tokenizer = _agent(recipe, start)
-    hindsight(lab, agent, tokenizer, [task], run, lambda sampled: rounds(lab.score([task], sampled)))
+    hindsight(lab, agent, tokenizer, [task], run, budget, lambda sampled: rounds(lab.score([task], sampled)))
 
 
 METHODS: dict[str, Callable[..., None]] = {

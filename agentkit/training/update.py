@@ -10,7 +10,7 @@ are those of fixed ones. Leaves out the loss itself, and what a batch holds (grp
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,6 @@ from agentkit.policies.process_group import gathered
 from agentkit.policies.shards import sharded
 from agentkit.policies.sync_guard import Gap, gap
 from agentkit.policies.unsloth import return_logits
-from agentkit.training.adapters import with_weights
 from agentkit.training.micro_batches import packed
 from agentkit.training.mismatch import mismatch_weights
 from agentkit.training.prefix import PLAIN_ROWS, scorer
@@ -311,33 +310,21 @@ class Update:
         own = self._batch_logprobs(output, mask)
         return float((own - sampled).abs()[mask].mean()) if mask.any() else math.nan
 
-    def compare_engine(
-        self,
-        output: dict[str, Any],
-        sampled: torch.Tensor,
-        noise: float,
-        weights: Mapping[str, torch.Tensor] | None = None,
-    ) -> Gap | None:
+    def compare_engine(self, output: dict[str, Any], sampled: torch.Tensor, noise: float) -> Gap | None:
         """How far the engine was from the trainer on a corrected batch, and what the adapter does there.
 
-        ``weights`` are those that the engine was to sample with, where the trainer has others by now. With
-        them, and without the reference's log-probabilities (``beta`` 0), the first micro-batch is looked at,
-        which is computed once more with these weights, or with the adapter off. None where the loss reads no
-        token of it.
+        Without the reference's log-probabilities (``beta`` 0) the first micro-batch is looked at, which is
+        computed once more with the adapter off. None where the loss reads no token of it.
         """
         mask, off = _loss_mask(output), output.get("ref_per_token_logps")
         trained, model = output["old_per_token_logps"], self.accelerator.unwrap_model(self.model)
-        if off is None or weights is not None:
+        if off is None:
             rows = self._micro_batches(*sequences(output), mask, self.args.per_device_train_batch_size)[0]
             first = torch.zeros(len(mask), 1, dtype=torch.bool, device=mask.device)
             first[rows] = True
             mask = mask & first
-        if off is None:
             with model.disable_adapter():
                 off = self._batch_logprobs(output, mask)
-        if weights is not None:
-            with with_weights(model, weights):
-                trained = self._batch_logprobs(output, mask)
         if not mask.any():
             return None
         return gap(*([x.float()[mask].tolist()] for x in (sampled, trained, off)), noise)

@@ -47,10 +47,7 @@ class Validated:
         start = time.monotonic()
         samples = self.recipe.val_samples
         step = self.state.global_step + 1
-        roll = partial(
-            self._rollout, group_size=samples, policy=self.policy, seed=self.recipe.seed, step=step
-        )
-        self.wait_ahead()
+        roll = partial(self._rollout, group_size=samples, seed=self.recipe.seed, step=step)
         with self._synced():
             sampled = spread(roll, self.validation, samples, "validation")
         if all(trajectory.success is None for trajectory in sampled):

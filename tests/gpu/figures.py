@@ -511,17 +511,6 @@ def step(budget: Budget) -> Lines:
             yield line(case, row["seconds"], "s", **told, **peak)
 
 
-def overlap(budget: Budget) -> Lines:
-    """Ours trained a batch ahead and TRL's asynchronous trainer, each with a server of the small agent."""
-    sizes = {"seeds": budget.of(3, 1), "steps": budget.of(24, 2), "prompts": budget.of(8, 2)}
-    sizes |= {"tasks": budget.of(400, 60), "rehearse": int(not CUDA)}
-    options = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
-    for row in _script("compare_async.py", *options):
-        case = f"{row['trainer']}, seed {row['seed']}"
-        yield line(f"{case}: steps an hour", row["steps_an_hour"], "1/h", row["steps_an_hour"] > 0, **row)
-        yield line(f"{case}: success after {sizes['steps']} steps", row["success"], "share")
-
-
 def sft(budget: Budget) -> Lines:
     name, shape = budget.shape("4B")
     rows, length = budget.of((16, 1536), (4, 64))

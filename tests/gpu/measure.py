@@ -38,7 +38,6 @@ FIGURES = {  # name: for which kinds, what it needs, what it measures; in gpu.md
     "decode": ("base vllm", "cuda", "tokens a second at 4B, by rows"),
     "sync": ("vllm", "cuda", "seconds of a sync and of an engine's start, memory after its end"),
     "step": ("base vllm", "cuda", "whole steps of GRPO at 4B"),
-    "overlap": ("vllm", "cuda", "steps an hour and success, ours ahead and TRL's AsyncGRPOTrainer"),
     "sft": ("base", "cuda", "SFT and preflight's timed update at 4B"),
     "update": ("base", "cuda", "seconds and memory of an update at 4B, by length"),
     "edges": ("base", "", "empty completions, time limits, guards and the tests for a GPU"),
@@ -46,7 +45,7 @@ FIGURES = {  # name: for which kinds, what it needs, what it measures; in gpu.md
     "curve": ("base", "", "GRPO of the small agent in float32 and bfloat16; kill and resume"),
     "unsloth": ("unsloth", "", "two steps with Unsloth against the plain engine"),
 }  # fmt: skip
-LIMITS_S = {"curve": 7200.0, "overlap": 3600.0}  # curve: on a CPU without bfloat16 instructions
+LIMITS_S = {"curve": 7200.0}  # curve: on a CPU without bfloat16 instructions
 LIMIT_S = 1200.0
 
 

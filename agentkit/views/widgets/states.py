@@ -10,7 +10,6 @@ is a sentence. Leaves out drawing the page (the JavaScript files).
 import base64
 import contextlib
 import inspect
-import os
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from itertools import chain
 from typing import Any
 
 from agentkit.evaluation import html
-from agentkit.records import EngineError, Image, Picture, Table, Task, Trajectory
+from agentkit.records import Image, Picture, Table, Task, Trajectory
 from agentkit.tasks import shipped_families
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.execution import in_thread
@@ -28,8 +27,7 @@ from agentkit.views.widgets.base import TEXT_LIMIT, clip
 MAX_ROWS, MAX_COLUMNS, MAX_CELL = 60, 12, 200  # of a table; characters of one cell
 MAX_GRIDS, MAX_SIDE = 4, 64  # of a picture; cells
 KINDS, MAX_IMAGE = ("png", "jpeg", "svg+xml"), 200_000  # of an image; bytes
-PAINTER = "AGENTKIT_IMAGE_MODEL"  # names a diffusion model (policies.diffusion) for images with a prompt
-LIMIT_S, PAINTING_S = 2.0, 600.0  # for the states of one trajectory; where that model is loaded and paints
+LIMIT_S = 2.0  # for the states of one trajectory
 PIXELS = 8  # of a cell, one of them the line between two
 COLOURS = "000000 0074d9 ff4136 2ecc40 ffdc00 aaaaaa f012be ff851b 7fdbff 870c25 555555"  # ARC's; the line's
 
@@ -59,15 +57,14 @@ class States:
         render = self._renders[task.family]
         if render is None:
             return []
-        limit_s = PAINTING_S if os.environ.get(PAINTER) else LIMIT_S
         turns = range(len(trajectory.turns))
         try:
             return run_blocking(
-                in_thread(lambda: [_shown(render, task, trajectory, t) for t in turns], limit_s)
+                in_thread(lambda: [_shown(render, task, trajectory, t) for t in turns], LIMIT_S)
             )
         except TimeoutError:
             self._renders[task.family] = None  # it will not be quicker for the others
-            return [_sentence(f"render took more than {limit_s:g} s")] * len(trajectory.turns)
+            return [_sentence(f"render took more than {LIMIT_S:g} s")] * len(trajectory.turns)
 
 
 def _render_of(make: Callable[[], object] | None) -> Callable[[Task, Trajectory, int], Any] | None:
@@ -120,13 +117,6 @@ def as_json(state: Any) -> dict[str, Any] | None:
 
 def _image(state: Image) -> list[str]:
     """Title, kind and base64: shown in an img element, where nothing in it runs or loads anything."""
-    if state.prompt and os.environ.get(PAINTER):
-        from agentkit.policies.diffusion import paint  # loads torch
-
-        try:
-            state = Image(state.title, paint(state.prompt), "jpeg")
-        except EngineError as error:  # the picture made without the model is shown
-            state = Image(f"{state.title} (not painted: {error})", state.data, state.kind)
     if state.kind not in KINDS or type(state.data) is not bytes or not 0 < len(state.data) <= MAX_IMAGE:
         raise ValueError(f"an image is at most {MAX_IMAGE} bytes of {', '.join(KINDS)}")
     return [clip(str(state.title), MAX_CELL), state.kind, base64.b64encode(state.data).decode("ascii")]
