@@ -34,18 +34,7 @@ _HOME = {  # where each public name is defined
     "verify": "verifiers",
 }
 _ROOMS = (
-    *(
-        "bench",
-        "diagnostics",
-        "doctor",
-        "evaluation",
-        "exchange",
-        "lab",
-        "nano",
-        "policies",
-        "preflight",
-        "records",
-    ),
+    *("diagnostics", "doctor", "evaluation", "exchange", "lab", "nano", "policies", "preflight", "records"),
     *(
         "rewards",
         "rollouts",

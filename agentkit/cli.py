@@ -22,7 +22,7 @@ import yaml
 from tyro.conf import Positional, UseAppendAction, arg
 
 from agentkit.records import AgentkitError, DataError, RecipeError, RunError
-from agentkit.runs import Run, disk_remedy, encode_json, load_run, read_json, stages, write_bytes, write_json
+from agentkit.runs import Run, disk_remedy, encode_json, load_run, read_json, stages, write_bytes
 from agentkit.runs.children import signals
 from agentkit.runs.files import located
 from agentkit.runs.recipe import REWARDS, Recipe, beside, read_recipe
@@ -448,27 +448,18 @@ def report_command(run: RunFolder, *, out: OptionalFile = None, as_json: Json = 
 
 
 def alarms_command(
-    run: Annotated[Path | None, Positional, arg(metavar="RUN", help_behavior_hint="")] = None,
+    run: Annotated[Path, Positional, arg(metavar="RUN")],
     *,
     column: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="OURS=THEIRS")] = (),
-    measure: OptionalCount = None,
     as_json: Json = False,
 ) -> int:
-    """What went wrong in a training, which may be another trainer's; or how often the alarms are right.
+    """What went wrong in a training, which may be another trainer's.
 
     Args:
         run: the run folder, such as outputs/a, or a log: trainer_state.json, TRL's, verl's, what both print,
             prime-rl's, SkyRL's, a CSV
         column: what a log calls one of our columns, such as success=acc/mean
-        measure: instead, simulate N runs of each fault and 3 N healthy ones
     """
-    if (run is None) == (measure is None):
-        raise RunError("name a run folder, or say --measure N: one of the two")
-    if measure:
-        from agentkit.bench.alarms import measured
-
-        table = measured(measure, 3 * measure, progress=sys.stderr.isatty()).round(2)
-        return _print(as_json, table.to_dict("records"), _texts(table))
     from agentkit.diagnostics import RULES, coverage, lacks, scan, trained_steps
     from agentkit.exchange.training_logs import read_log
 
@@ -745,30 +736,6 @@ def serve_command(
     os.execve(command[0], command, environment)
 
 
-def bench_command(
-    name: Annotated[
-        Literal["rollouts", "update", "sandbox", "verifiers", "end-to-end"],
-        Positional,
-        arg(help="what to measure"),
-    ],
-    *,
-    json: OptionalFile = None,
-    quick: bool = False,
-) -> int:
-    """Measure this kit against its peer, in one run; prints JSON.
-
-    Args:
-        json: also write the result to a file
-        quick: end within about a minute
-    """
-    from agentkit import bench
-
-    result = bench.run(name, quick)
-    if json:
-        write_json(located(json), result)
-    return _print(True, result, "")
-
-
 def nano_command(
     *,
     out: OptionalFile = None,
@@ -798,7 +765,7 @@ def nano_command(
 _ORDER = (
     new_command, run_command, join_command, sweep_command, rerun_command, preflight_command, cost_command,
     report_command, alarms_command, rescore_command, merge_command, tasks_command, audit_command, hub_command,
-    gaia_command, doctor_command, serve_command, bench_command, nano_command,
+    gaia_command, doctor_command, serve_command, nano_command,
 )  # fmt: skip
 COMMANDS = {command.__name__.removesuffix("_command"): command for command in _ORDER}
 

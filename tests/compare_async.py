@@ -34,6 +34,8 @@ from unittest.mock import patch
 
 import httpx
 import torch
+from benchmarks.common import messages
+from benchmarks.end_to_end import _plan_reward
 from compare_staleness import cold_started, one
 from datasets import Dataset
 from options import options
@@ -43,8 +45,6 @@ from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer, async
 from trl.trainer import utils
 from trl.trainer.utils import entropy_from_logits, selective_log_softmax
 
-from agentkit.bench.common import messages
-from agentkit.bench.end_to_end import _plan_reward
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.policies.precision import precision_of

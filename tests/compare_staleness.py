@@ -27,7 +27,7 @@ from agentkit.training.sft import cold_start, demonstrations
 LAB = """
 from dataclasses import replace
 
-from agentkit.bench.rollouts import _slow
+from benchmarks.rollouts import _slow
 from agentkit.tasks import shipped_families
 from agentkit.tools.corpus import Corpus
 

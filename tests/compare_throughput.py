@@ -24,7 +24,8 @@ LATENCIES, SLOTS = (0.0, 0.05, 0.4, 2.0), 128
 
 def work(pipe) -> None:
     """One process: rolls out the tasks it is told to, and answers with their turns and its processor time."""
-    from agentkit.bench.rollouts import _rollout, _slow
+    from benchmarks.rollouts import _rollout, _slow
+
     from agentkit.policies.loading import load_agent
     from agentkit.policies.transformers import TransformersPolicy
     from agentkit.tasks import Suite

@@ -82,12 +82,6 @@ def test_what_cannot_be_parsed_ends_with_status_2(words, capsys):
     assert stop.value.code == 2 and "--help" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [[], ["somewhere", "--measure", "3"]])
-def test_alarms_are_of_a_run_or_measured(words, capsys):
-    assert cli.main(["alarms", *words]) == 2
-    assert "one of the two" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "words",
     [
