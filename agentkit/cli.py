@@ -385,8 +385,7 @@ def cost_command(
     """GPU-hours, wall clock, money and memory, before any is spent; on a CPU, time.
 
     Args:
-        run: a run to measure the rates on, to compare the forecast with, and to estimate trajectories a
-            second from, with other numbers of GPUs and slower tools
+        run: a run to measure the rates on, and to compare the forecast with
         gpus: GPUs to spread the phases over; by default 4, and none where the rates are a CPU's
         prices: by default params/prices.yaml
     """
@@ -394,13 +393,11 @@ def cost_command(
     from agentkit.training import memory
 
     values, listed = _recipe(recipe, changes), cost.read_prices(prices, recipe)
-    rates, compared, tests, reckoned, says = listed.rates_of(values), [], 0, [], ""
+    rates, compared, tests = listed.rates_of(values), [], 0
     if run is not None:
         folder = load_run(run)
         rates = cost.measured_rates(folder)
         compared, tests = [cost.against_table(folder, listed)], cost.tests_of(folder, values)
-        reckoned, shown, says = _reckoned(folder, rates.device)
-        compared += shown
     seconds, rented = cost.forecast(values, rates, tests), gpus or 4 * (rates.device == "GPU")
     priced = [cost.money_table(seconds, listed)] if rented else []
     planned, why = [], ""
@@ -416,22 +413,9 @@ def cost_command(
         "currency": listed.currency,
         "money": {name: hours * price for name, price in listed.providers.items() if rented},
         "memory": planned[0].to_dict("records") if planned else [],
-        "throughput": reckoned,
-        "throughput_says": says,
     }
-    told = "\n".join([f"{recipe}; rates: {rates.source}\n", _texts(*tables), *filter(None, (says, why))])
+    told = "\n".join([f"{recipe}; rates: {rates.source}\n", _texts(*tables), *filter(None, [why])])
     return _print(as_json, value, told)
-
-
-def _reckoned(run: Run, device: str) -> tuple[list[dict[str, Any]], list[Any], str]:
-    """The rows of a run's estimate and the table of them, none where it has none; and a sentence on it."""
-    from agentkit.runs import throughput
-
-    try:
-        made = throughput.estimate(run)
-    except RunError as error:
-        return [], [], str(error)
-    return made.to_dict("records"), [throughput.table(made, device)], throughput.ASSUMED
 
 
 def report_command(run: RunFolder, *, out: OptionalFile = None, as_json: Json = False) -> int:
