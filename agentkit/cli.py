@@ -308,29 +308,6 @@ def _compare_arms(run: Run, as_json: bool) -> int:
     return _print(as_json, {"run": str(run.path), **result}, text)
 
 
-def rerun_command(run: RunFolder, *, to: OptionalRun = None, as_json: Json = False) -> int:
-    """Repeat a run from its manifest and say what differs; exit status 1 where a result does.
-
-    Args:
-        to: the new run's folder; by default RUN-rerun
-    """
-    from agentkit.runs.rerun import rerun
-
-    _refuse_dots(to or Path())
-    folder = load_run(located(run).resolve())
-    again = Run(located(to or folder.path.with_name(f"{folder.path.name}-rerun")).resolve())
-    with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
-        around, results = rerun(folder, again)
-    _over(again, folder.manifest["recipe"].get("nodes", 1))
-    text = [
-        *(f"not as then: {one}" for one in around),
-        *results,
-        *["every result is the same"] * (not results),
-    ]
-    value = {"run": str(again.path), "circumstances": around, "results": results}
-    return _print(as_json, value, "\n".join(text), 1 if results else 0)
-
-
 def preflight_command(
     recipe: RecipeFile, *, run: OptionalRun = None, changes: Changes = (), as_json: Json = False
 ) -> int:
@@ -747,7 +724,7 @@ def nano_command(
 
 
 _ORDER = (
-    new_command, run_command, join_command, sweep_command, rerun_command, preflight_command, cost_command,
+    new_command, run_command, join_command, sweep_command, preflight_command, cost_command,
     report_command, alarms_command, rescore_command, merge_command, tasks_command, audit_command, hub_command,
     gaia_command, doctor_command, serve_command, nano_command,
 )  # fmt: skip

@@ -87,7 +87,6 @@ def test_what_cannot_be_parsed_ends_with_status_2(words, capsys):
     [
         ["run", "params/nano.yaml", "--run", "outputs/../x"],
         ["sweep", "params/sweeps/nano.yaml", "--run", "../x"],
-        ["rerun", "outputs/a", "--to", "../x"],
     ],
 )
 def test_a_folder_to_write_has_no_way_up(words, capsys):
