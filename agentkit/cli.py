@@ -528,20 +528,6 @@ def merge_command(
 
 
 # ---- tasks
-def tasks_command(*, n: Count = 1200, seed: int = 0, as_json: Json = False) -> int:
-    """The table of task families: kinds, counts, difficulty, tools, licences.
-
-    Args:
-        n: tasks to build, shared among the families
-        seed: of the tasks drawn
-    """
-    from agentkit.tasks.catalogue import VARIETIES, catalogue, markdown
-
-    _tell(f"building {n * len(VARIETIES):,} tasks ...")
-    rows = catalogue(n, seed)
-    return _print(as_json, rows, markdown(rows))
-
-
 def audit_command(
     suite: Annotated[Path, Positional, arg(metavar="SUITE")],
     *,
@@ -725,7 +711,7 @@ def nano_command(
 
 _ORDER = (
     new_command, run_command, join_command, sweep_command, preflight_command, cost_command,
-    report_command, alarms_command, rescore_command, merge_command, tasks_command, audit_command, hub_command,
+    report_command, alarms_command, rescore_command, merge_command, audit_command, hub_command,
     gaia_command, doctor_command, serve_command, nano_command,
 )  # fmt: skip
 COMMANDS = {command.__name__.removesuffix("_command"): command for command in _ORDER}
