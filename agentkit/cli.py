@@ -22,10 +22,10 @@ import yaml
 from tyro.conf import Positional, UseAppendAction, arg
 
 from agentkit.records import AgentkitError, DataError, RecipeError, RunError
-from agentkit.runs import Run, disk_remedy, encode_json, load_run, read_json, stages, write_bytes
+from agentkit.runs import Run, disk_remedy, encode_json, load_run, read_json, stages
 from agentkit.runs.children import signals
 from agentkit.runs.files import located
-from agentkit.runs.recipe import REWARDS, Recipe, beside, read_recipe
+from agentkit.runs.recipe import Recipe, beside, read_recipe
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -461,44 +461,6 @@ def _by_fault(alarms: Sequence[Any]) -> list[str]:
     return lines
 
 
-def rescore_command(
-    run: RunFolder,
-    *,
-    reward: Annotated[str, arg(metavar="PRESET", help=f"one of {', '.join(REWARDS)}")],
-    changes: Changes = (),
-    out: OptionalFile = None,
-    verify: bool = False,
-    as_json: Json = False,
-) -> int:
-    """A run's stored trajectories under another reward: ranks and dead groups.
-
-    Args:
-        verify: judge the answers again too, by the lab file's verifiers as they are now
-        out: by default rescored/PRESET.html in the run
-    """
-    from agentkit.lab import Lab
-    from agentkit.rewards.rescoring import rescore
-    from agentkit.views import plots
-
-    folder = load_run(run)
-    asked = Lab.of(folder).with_reward(**{"reward": reward} | _overrides(changes)).recipe
-    lab = Lab.open(asked)
-    trained_with = folder.manifest["stages"].get("03_grpo", {}).get("lab", lab.digest)
-    if trained_with != lab.digest and not verify:
-        _tell("verdicts are the stored ones, and the lab file has changed since: --verify judges again")
-    result = rescore(folder, lab.reward, asked.reward, verify=verify, tokens=lab.reads_tokens)
-    out = located(out or folder.file("rescored", asked.reward)).with_suffix(".html")
-    write_bytes(out, plots.rescoring(result).to_html(include_plotlyjs=True).encode())
-    write_bytes(out.with_suffix(".csv"), result.groups.to_csv(index=False).encode())
-    table = result.table()
-    text = [
-        table.to_string(),
-        *result.sentences(),
-        f"{out} and {out.with_suffix('.csv').name}, one row a group",
-    ]
-    return _print(as_json, {"table": table.to_dict("index"), "figure": str(out)}, "\n".join(text))
-
-
 def merge_command(
     run: RunFolder,
     *,
@@ -711,7 +673,7 @@ def nano_command(
 
 _ORDER = (
     new_command, run_command, join_command, sweep_command, preflight_command, cost_command,
-    report_command, alarms_command, rescore_command, merge_command, audit_command, hub_command,
+    report_command, alarms_command, merge_command, audit_command, hub_command,
     gaia_command, doctor_command, serve_command, nano_command,
 )  # fmt: skip
 COMMANDS = {command.__name__.removesuffix("_command"): command for command in _ORDER}

@@ -813,7 +813,6 @@ def test_a_torn_line_is_one_sentence_and_the_rest_is_read(tmp_path, capsys):
     ("arguments", "says"),
     [
         (["report"], "run.json"),
-        (["rescore", "--reward", "toolrl"], "run.json"),
         (["merge"], "run.json"),
         (["audit"], "tasks.jsonl"),
         (["cost", str(NANO), "--run"], "run.json"),
