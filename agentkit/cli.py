@@ -527,44 +527,6 @@ def _audit_text(rows: list[dict[str, Any]], tasks: int) -> str:
     return "\n\n".join([_texts(passed, *([failed] if failures else [])), verdict])
 
 
-def hub_command(
-    name: Annotated[str, Positional, arg(metavar="NAME")],
-    *,
-    out: Annotated[Path, arg(metavar="FILE")],
-    file: OptionalFile = None,
-    split: OptionalWord = None,
-    limit: OptionalCount = None,
-    skip_broken: bool = False,
-    force: bool = False,
-    as_json: Json = False,
-) -> int:
-    """A suite of a public data set, from the hub or from local files, audited.
-
-    Args:
-        name: hotpotqa, 2wikimultihopqa, triviaqa, gsm8k, mbpp, humaneval or open_agentrl
-        out: the tasks.jsonl to write
-        file: a local file of the same schema, or a folder with one a split
-        split: the data set's own name of a split
-        limit: read at most that many rows; of open_agentrl keep that many, evenly of each source
-        skip_broken: leave broken rows out and count them
-        force: save even when the audit fails
-    """
-    from agentkit.tasks import Suite
-    from agentkit.tasks.public import hub
-
-    loaded = hub.load(name, file, split=split, limit=limit, skip_broken=skip_broken)
-    tasks, skipped = loaded.tasks, loaded.skipped
-    rows = Suite(tasks).audit()
-    audit = _audit_text(rows, len(tasks))
-    if not as_json:
-        print(*(f"skipped: {sentence}" for sentence in skipped[:20]), audit, sep="\n")
-    if not force and not all(row["passed"] for row in rows):
-        raise DataError(f"not saved: the audit of {name} failed; --force saves it all the same")
-    path = Suite(tasks).save(out, force=True)
-    text = f"{len(tasks)} tasks ({len(skipped)} rows skipped) in {path}"
-    return _print(as_json, {"path": str(path), "tasks": len(tasks), "skipped": skipped}, text)
-
-
 def gaia_command(
     run: RunFolder,
     *,
@@ -673,7 +635,7 @@ def nano_command(
 
 _ORDER = (
     new_command, run_command, join_command, sweep_command, preflight_command, cost_command,
-    report_command, alarms_command, merge_command, audit_command, hub_command,
+    report_command, alarms_command, merge_command, audit_command,
     gaia_command, doctor_command, serve_command, nano_command,
 )  # fmt: skip
 COMMANDS = {command.__name__.removesuffix("_command"): command for command in _ORDER}

@@ -156,7 +156,6 @@ def small_files(limit):
 
 WRITERS = {
     "report": (["report", "{run}", "--out", "{folder}/card.html"], "card.html"),
-    "hub": (["hub", "gsm8k", "--file", "{rows}", "--out", "{folder}/tasks.jsonl"], "tasks.jsonl"),
     "run": (["run", "params/nano.yaml", "--run", "{folder}/new"], "new/run.json"),
 }
 
@@ -164,9 +163,7 @@ WRITERS = {
 @pytest.mark.parametrize("command", WRITERS)
 def test_a_full_disk_is_told_with_the_file_and_the_remedy(finished, tmp_path, capsys, command):
     words, file = WRITERS[command]
-    rows = [{"question": f"What is {i} + {i}?", "answer": f"#### {2 * i}"} for i in range(5)]
-    write_jsonl(tmp_path / "rows.jsonl", rows)
-    places = {"run": finished.path, "folder": tmp_path / "out", "rows": tmp_path / "rows.jsonl"}
+    places = {"run": finished.path, "folder": tmp_path / "out"}
     with small_files(20):
         assert cli.main([word.format(**places) for word in words]) == 2
     told = capsys.readouterr().err.splitlines()[-1]
