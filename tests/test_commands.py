@@ -198,7 +198,7 @@ def _papermill(words: list[str], is_name: bool) -> None:
     from papermill import inspect_notebook
     from papermill.cli import papermill
 
-    given = _click(papermill, [word for word in words if word != "--prepare-only"])
+    given = _click(papermill, words)
     cell = inspect_notebook(given["notebook_path"])
     values = {
         key: value

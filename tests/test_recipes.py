@@ -149,9 +149,8 @@ def test_words_offered_for_on_yes_and_no(monkeypatch):
     assert got == ["on", "no", "auto"]
 
 
-def test_plain_papermill_hands_off_over(tmp_path, monkeypatch):
+def test_plain_papermill_hands_off_over(tmp_path):
     """-f reads YAML 1.1 and injects False; -p injects the word."""
-    monkeypatch.setenv("AGENTKIT_RUN", "")
     path = write(tmp_path / "r.yaml", "preflight: off\nmismatch: OFF\nsft: on\n")
     notebook, out = project_root(__file__) / "notebooks" / "03_grpo.ipynb", tmp_path / "03_grpo.ipynb"
     arguments = [str(notebook), str(out), "--prepare-only", "-f", str(path), "-p", "tool_cache", "off"]
