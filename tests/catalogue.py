@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from itertools import product
 
 from agentkit.records import Task
-from agentkit.tasks.suite import DEFAULT_FAMILIES, VARIETIES, Suite
+from agentkit.tasks.suite import DEFAULT_FAMILIES, Suite
 
+VARIETIES = ("plain", "wide")
 _FACTS = "films CC0 (Wikidata); GeoNames and Gapminder CC BY 4.0; mendeleev MIT"
 ABOUT = {
     "A": ("arithmetic over looked-up facts", _FACTS),
