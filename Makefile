@@ -50,7 +50,7 @@ lab: setup
 	@$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks $(LAB)
 
 bench: setup
-	@$(BIN)/agentkit bench rollouts --quick
+	@$(BIN)/python -m tests.benchmarks.rollouts --quick
 
 # Goes on where it was interrupted; its figures need the Chromium of setup-test.
 ablations: setup-test

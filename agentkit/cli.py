@@ -22,10 +22,10 @@ import yaml
 from tyro.conf import Positional, UseAppendAction, arg
 
 from agentkit.records import AgentkitError, DataError, RecipeError, RunError
-from agentkit.runs import Run, disk_remedy, encode_json, load_run, read_json, stages, write_bytes, write_json
+from agentkit.runs import Run, disk_remedy, encode_json, load_run, read_json, stages
 from agentkit.runs.children import signals
 from agentkit.runs.files import located
-from agentkit.runs.recipe import REWARDS, Recipe, beside, read_recipe
+from agentkit.runs.recipe import Recipe, beside, read_recipe
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -284,28 +284,6 @@ def _compare_arms(run: Run, as_json: bool) -> int:
     return _print(as_json, {"run": str(run.path), **result}, text)
 
 
-def rerun_command(run: RunFolder, *, to: OptionalRun = None, as_json: Json = False) -> int:
-    """Repeat a run from its manifest and say what differs; exit status 1 where a result does.
-
-    Args:
-        to: the new run's folder; by default RUN-rerun
-    """
-    from agentkit.runs.rerun import rerun
-
-    _refuse_dots(to or Path())
-    folder = load_run(located(run).resolve())
-    again = Run(located(to or folder.path.with_name(f"{folder.path.name}-rerun")).resolve())
-    with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
-        around, results = rerun(folder, again)
-    text = [
-        *(f"not as then: {one}" for one in around),
-        *results,
-        *["every result is the same"] * (not results),
-    ]
-    value = {"run": str(again.path), "circumstances": around, "results": results}
-    return _print(as_json, value, "\n".join(text), 1 if results else 0)
-
-
 def preflight_command(
     recipe: RecipeFile, *, run: OptionalRun = None, changes: Changes = (), as_json: Json = False
 ) -> int:
@@ -360,8 +338,7 @@ def cost_command(
     """GPU-hours, wall clock, money and memory, before any is spent; on a CPU, time.
 
     Args:
-        run: a run to measure the rates on, to compare the forecast with, and to estimate trajectories a
-            second from, with other numbers of GPUs and slower tools
+        run: a run to measure the rates on, and to compare the forecast with
         gpus: GPUs to spread the phases over; by default 4, and none where the rates are a CPU's
         prices: by default params/prices.yaml
     """
@@ -369,13 +346,11 @@ def cost_command(
     from agentkit.training import memory
 
     values, listed = _recipe(recipe, changes), cost.read_prices(prices, recipe)
-    rates, compared, tests, reckoned, says = listed.rates_of(values), [], 0, [], ""
+    rates, compared, tests = listed.rates_of(values), [], 0
     if run is not None:
         folder = load_run(run)
         rates = cost.measured_rates(folder)
         compared, tests = [cost.against_table(folder, listed)], cost.tests_of(folder, values)
-        reckoned, shown, says = _reckoned(folder, rates.device)
-        compared += shown
     seconds, rented = cost.forecast(values, rates, tests), gpus or 4 * (rates.device == "GPU")
     priced = [cost.money_table(seconds, listed)] if rented else []
     planned, why = [], ""
@@ -391,22 +366,9 @@ def cost_command(
         "currency": listed.currency,
         "money": {name: hours * price for name, price in listed.providers.items() if rented},
         "memory": planned[0].to_dict("records") if planned else [],
-        "throughput": reckoned,
-        "throughput_says": says,
     }
-    told = "\n".join([f"{recipe}; rates: {rates.source}\n", _texts(*tables), *filter(None, (says, why))])
+    told = "\n".join([f"{recipe}; rates: {rates.source}\n", _texts(*tables), *filter(None, [why])])
     return _print(as_json, value, told)
-
-
-def _reckoned(run: Run, device: str) -> tuple[list[dict[str, Any]], list[Any], str]:
-    """The rows of a run's estimate and the table of them, none where it has none; and a sentence on it."""
-    from agentkit.runs import throughput
-
-    try:
-        made = throughput.estimate(run)
-    except RunError as error:
-        return [], [], str(error)
-    return made.to_dict("records"), [throughput.table(made, device)], throughput.ASSUMED
 
 
 def report_command(run: RunFolder, *, out: OptionalFile = None, as_json: Json = False) -> int:
@@ -423,27 +385,18 @@ def report_command(run: RunFolder, *, out: OptionalFile = None, as_json: Json = 
 
 
 def alarms_command(
-    run: Annotated[Path | None, Positional, arg(metavar="RUN", help_behavior_hint="")] = None,
+    run: Annotated[Path, Positional, arg(metavar="RUN")],
     *,
     column: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="OURS=THEIRS")] = (),
-    measure: OptionalCount = None,
     as_json: Json = False,
 ) -> int:
-    """What went wrong in a training, which may be another trainer's; or how often the alarms are right.
+    """What went wrong in a training, which may be another trainer's.
 
     Args:
         run: the run folder, such as outputs/a, or a log: trainer_state.json, TRL's, verl's, what both print,
             prime-rl's, SkyRL's, a CSV
         column: what a log calls one of our columns, such as success=acc/mean
-        measure: instead, simulate N runs of each fault and 3 N healthy ones
     """
-    if (run is None) == (measure is None):
-        raise RunError("name a run folder, or say --measure N: one of the two")
-    if measure:
-        from agentkit.bench.alarms import measured
-
-        table = measured(measure, 3 * measure, progress=sys.stderr.isatty()).round(2)
-        return _print(as_json, table.to_dict("records"), _texts(table))
     from agentkit.diagnostics import RULES, coverage, lacks, scan, trained_steps
     from agentkit.exchange.training_logs import read_log
 
@@ -484,44 +437,6 @@ def _by_fault(alarms: Sequence[Any]) -> list[str]:
     return lines
 
 
-def rescore_command(
-    run: RunFolder,
-    *,
-    reward: Annotated[str, arg(metavar="PRESET", help=f"one of {', '.join(REWARDS)}")],
-    changes: Changes = (),
-    out: OptionalFile = None,
-    verify: bool = False,
-    as_json: Json = False,
-) -> int:
-    """A run's stored trajectories under another reward: ranks and dead groups.
-
-    Args:
-        verify: judge the answers again too, by the lab file's verifiers as they are now
-        out: by default rescored/PRESET.html in the run
-    """
-    from agentkit.lab import Lab
-    from agentkit.rewards.rescoring import rescore
-    from agentkit.views import plots
-
-    folder = load_run(run)
-    asked = Lab.of(folder).with_reward(**{"reward": reward} | _overrides(changes)).recipe
-    lab = Lab.open(asked)
-    trained_with = folder.manifest["stages"].get("03_grpo", {}).get("lab", lab.digest)
-    if trained_with != lab.digest and not verify:
-        _tell("verdicts are the stored ones, and the lab file has changed since: --verify judges again")
-    result = rescore(folder, lab.reward, asked.reward, verify=verify, tokens=lab.reads_tokens)
-    out = located(out or folder.file("rescored", asked.reward)).with_suffix(".html")
-    write_bytes(out, plots.rescoring(result).to_html(include_plotlyjs=True).encode())
-    write_bytes(out.with_suffix(".csv"), result.groups.to_csv(index=False).encode())
-    table = result.table()
-    text = [
-        table.to_string(),
-        *result.sentences(),
-        f"{out} and {out.with_suffix('.csv').name}, one row a group",
-    ]
-    return _print(as_json, {"table": table.to_dict("index"), "figure": str(out)}, "\n".join(text))
-
-
 def merge_command(
     run: RunFolder,
     *,
@@ -551,20 +466,6 @@ def merge_command(
 
 
 # ---- tasks
-def tasks_command(*, n: Count = 1200, seed: int = 0, as_json: Json = False) -> int:
-    """The table of task families: kinds, counts, difficulty, tools, licences.
-
-    Args:
-        n: tasks to build, shared among the families
-        seed: of the tasks drawn
-    """
-    from agentkit.tasks.catalogue import VARIETIES, catalogue, markdown
-
-    _tell(f"building {n * len(VARIETIES):,} tasks ...")
-    rows = catalogue(n, seed)
-    return _print(as_json, rows, markdown(rows))
-
-
 def audit_command(
     suite: Annotated[Path, Positional, arg(metavar="SUITE")],
     *,
@@ -600,44 +501,6 @@ def _audit_text(rows: list[dict[str, Any]], tasks: int) -> str:
     failing = len({row["task"] for row in failures})
     verdict = f"{tasks} tasks, {failing} of them fail a check ({len(failures)} failures)"
     return "\n\n".join([_texts(passed, *([failed] if failures else [])), verdict])
-
-
-def hub_command(
-    name: Annotated[str, Positional, arg(metavar="NAME")],
-    *,
-    out: Annotated[Path, arg(metavar="FILE")],
-    file: OptionalFile = None,
-    split: OptionalWord = None,
-    limit: OptionalCount = None,
-    skip_broken: bool = False,
-    force: bool = False,
-    as_json: Json = False,
-) -> int:
-    """A suite of a public data set, from the hub or from local files, audited.
-
-    Args:
-        name: hotpotqa, 2wikimultihopqa, triviaqa, gsm8k, mbpp, humaneval or open_agentrl
-        out: the tasks.jsonl to write
-        file: a local file of the same schema, or a folder with one a split
-        split: the data set's own name of a split
-        limit: read at most that many rows; of open_agentrl keep that many, evenly of each source
-        skip_broken: leave broken rows out and count them
-        force: save even when the audit fails
-    """
-    from agentkit.tasks import Suite
-    from agentkit.tasks.public import hub
-
-    loaded = hub.load(name, file, split=split, limit=limit, skip_broken=skip_broken)
-    tasks, skipped = loaded.tasks, loaded.skipped
-    rows = Suite(tasks).audit()
-    audit = _audit_text(rows, len(tasks))
-    if not as_json:
-        print(*(f"skipped: {sentence}" for sentence in skipped[:20]), audit, sep="\n")
-    if not force and not all(row["passed"] for row in rows):
-        raise DataError(f"not saved: the audit of {name} failed; --force saves it all the same")
-    path = Suite(tasks).save(out, force=True)
-    text = f"{len(tasks)} tasks ({len(skipped)} rows skipped) in {path}"
-    return _print(as_json, {"path": str(path), "tasks": len(tasks), "skipped": skipped}, text)
 
 
 def gaia_command(
@@ -720,30 +583,6 @@ def serve_command(
     os.execve(command[0], command, environment)
 
 
-def bench_command(
-    name: Annotated[
-        Literal["rollouts", "update", "sandbox", "verifiers", "end-to-end"],
-        Positional,
-        arg(help="what to measure"),
-    ],
-    *,
-    json: OptionalFile = None,
-    quick: bool = False,
-) -> int:
-    """Measure this kit against its peer, in one run; prints JSON.
-
-    Args:
-        json: also write the result to a file
-        quick: end within about a minute
-    """
-    from agentkit import bench
-
-    result = bench.run(name, quick)
-    if json:
-        write_json(located(json), result)
-    return _print(True, result, "")
-
-
 def nano_command(
     *,
     out: OptionalFile = None,
@@ -771,9 +610,9 @@ def nano_command(
 
 
 _ORDER = (
-    new_command, run_command, sweep_command, rerun_command, preflight_command, cost_command,
-    report_command, alarms_command, rescore_command, merge_command, tasks_command, audit_command, hub_command,
-    gaia_command, doctor_command, serve_command, bench_command, nano_command,
+    new_command, run_command, sweep_command, preflight_command, cost_command,
+    report_command, alarms_command, merge_command, audit_command,
+    gaia_command, doctor_command, serve_command, nano_command,
 )  # fmt: skip
 COMMANDS = {command.__name__.removesuffix("_command"): command for command in _ORDER}
 

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import settings
 
 from agentkit import Suite, nano
-from agentkit.runs.run import RUN_VARIABLE
 from agentkit.tools.corpus import Corpus
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")  # as in .ci/setup.py
@@ -46,13 +45,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """What is loaded now stays: each training collects the heap."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(autouse=True)
-def _no_run_of_another_test():
-    """Papermill names the run it writes in the environment of the process, which outlives a test."""
-    yield
-    os.environ.pop(RUN_VARIABLE, None)
 
 
 @pytest.fixture

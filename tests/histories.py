@@ -10,8 +10,8 @@ import zlib
 from collections.abc import Callable
 
 import numpy as np
+from benchmarks.synthetic import CONSEQUENCES, Simulated
 
-from agentkit.bench.synthetic import CONSEQUENCES, Simulated
 from agentkit.diagnostics.measures import observe
 
 LENGTHS, BATCHES = (45, 60, 100, 200, 500), (8, 16, 32, 64, 128, 256)

@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import torch
 from accelerate import Accelerator
+from benchmarks.peer import SharingTrainer, as_batch, logprobs, make_trainer, update
 from torch.distributed.tensor import DTensor
 
 from agentkit.lab import Lab
@@ -17,7 +18,6 @@ from agentkit.policies.shards import leave_shards
 from agentkit.runs import Run
 from agentkit.training.adapters import lora
 from agentkit.training.grpo_config import grpo_config
-from agentkit.training.peer import SharingTrainer, as_batch, logprobs, make_trainer, update
 
 STEPS = 3
 ROWS = {0: (5, 9, 13, 7, 6, 8), 1: (30, 0, 0, 0, 0, 0)}  # scored tokens of each process' trajectories

@@ -1,14 +1,15 @@
-"""The benches of sandbox and verifiers: their JSON, and figures that are what they say."""
+"""The benchmarks of sandbox and verifiers: their JSON, and figures that are what they say."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
+from benchmarks import common
+from benchmarks import sandbox as bench
+from benchmarks import verifiers as bench_verifiers
 
-from agentkit import cli, sandbox
-from agentkit.bench import sandbox as bench
-from agentkit.bench import verifiers as bench_verifiers
+from agentkit import sandbox
 
 pytestmark = pytest.mark.skipif(sandbox.current_tier().name == "D", reason="no sandbox on this machine")
 
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.skipif(sandbox.current_tier().name == "D", reason="no s
 def test_the_report_has_every_case(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(bench, "QUICK", (2, 1, 4))
     monkeypatch.setattr(bench, "SYMPY", "import fractions\nprint(fractions.Fraction(1, 2))")
-    assert cli.main(["bench", "sandbox", "--quick", "--json", str(tmp_path / "b.json")]) == 0
+    common.main(bench.bench_sandbox, ["--quick", "--json", str(tmp_path / "b.json")])
     report = json.loads((tmp_path / "b.json").read_text())
     assert report == json.loads(capsys.readouterr().out)
     assert report["bench"] == "sandbox" and report["machine"]["cores"] and report["versions"]["python"]
@@ -43,7 +44,7 @@ def test_a_runner_that_fails_is_not_measured():
 
 def test_every_verifier_is_measured_the_judge_too(monkeypatch, tmp_path):
     monkeypatch.setattr(bench_verifiers, "QUICK", (0.01, 1))
-    assert cli.main(["bench", "verifiers", "--quick", "--json", str(tmp_path / "b.json")]) == 0
+    common.main(bench_verifiers.bench_verifiers, ["--quick", "--json", str(tmp_path / "b.json")])
     cases = {case["case"]: case for case in json.loads((tmp_path / "b.json").read_text())["cases"]}
     assert set(cases) == {*bench_verifiers.OURS, "judge"}
     assert all(case["ours"]["min"] > 0 for case in cases.values())

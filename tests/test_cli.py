@@ -47,14 +47,6 @@ def test_every_command_that_prints_a_result_takes_json(command, capsys):
     assert "--json" in capsys.readouterr().out
 
 
-def test_json_is_all_that_is_printed(capsys):
-    assert cli.main(["tasks", "--n", "60", "--json"]) == 0
-    printed = capsys.readouterr()
-    rows = json.loads(printed.out)
-    assert printed.err.startswith("agentkit: building 120 tasks ...\n")  # on a busy machine, then progress
-    assert [row["family"] for row in rows[::2]] == ["A", "B", "C"]
-
-
 def test_what_a_lab_file_prints_is_no_part_of_the_json(tmp_path, capsys):
     (tmp_path / "mine.py").write_text("print('loading')\nrewards = {'one': (lambda task, t: 1.0, 0.5)}\n")
     run = Run.create(tmp_path / "a")
@@ -72,7 +64,7 @@ def test_what_a_lab_file_prints_is_no_part_of_the_json(tmp_path, capsys):
         ["run"],
         ["cost", "x.yaml", "--gpus", "0"],
         ["merge", "a", "--dtype", "int8"],
-        ["tasks", "--fly"],
+        ["audit", "a", "--fly"],
         ["serve", "nano", "--port", "65536"],
     ],
 )
@@ -82,18 +74,11 @@ def test_what_cannot_be_parsed_ends_with_status_2(words, capsys):
     assert stop.value.code == 2 and "--help" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [[], ["somewhere", "--measure", "3"]])
-def test_alarms_are_of_a_run_or_measured(words, capsys):
-    assert cli.main(["alarms", *words]) == 2
-    assert "one of the two" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "words",
     [
         ["run", "params/nano.yaml", "--run", "outputs/../x"],
         ["sweep", "params/sweeps/nano.yaml", "--run", "../x"],
-        ["rerun", "outputs/a", "--to", "../x"],
     ],
 )
 def test_a_folder_to_write_has_no_way_up(words, capsys):
@@ -163,7 +148,6 @@ def small_files(limit):
 
 WRITERS = {
     "report": (["report", "{run}", "--out", "{folder}/card.html"], "card.html"),
-    "hub": (["hub", "gsm8k", "--file", "{rows}", "--out", "{folder}/tasks.jsonl"], "tasks.jsonl"),
     "run": (["run", "params/nano.yaml", "--run", "{folder}/new"], "new/run.json"),
 }
 
@@ -171,9 +155,7 @@ WRITERS = {
 @pytest.mark.parametrize("command", WRITERS)
 def test_a_full_disk_is_told_with_the_file_and_the_remedy(finished, tmp_path, capsys, command):
     words, file = WRITERS[command]
-    rows = [{"question": f"What is {i} + {i}?", "answer": f"#### {2 * i}"} for i in range(5)]
-    write_jsonl(tmp_path / "rows.jsonl", rows)
-    places = {"run": finished.path, "folder": tmp_path / "out", "rows": tmp_path / "rows.jsonl"}
+    places = {"run": finished.path, "folder": tmp_path / "out"}
     with small_files(20):
         assert cli.main([word.format(**places) for word in words]) == 2
     told = capsys.readouterr().err.splitlines()[-1]
@@ -208,10 +190,9 @@ def test_whichever_library_says_that_the_disk_refused(monkeypatch, capsys, error
 
 def test_output_that_no_disk_takes_is_one_sentence():
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "agentkit.cli", "tasks", "--n", "60"]
+        command = [sys.executable, "-m", "agentkit.cli", "doctor"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-    building, *_, told = done.stderr.splitlines()
-    assert building == "agentkit: building 120 tasks ..."
+    *_, told = done.stderr.splitlines()
     assert done.returncode == 2 and "No space left" in told and "Make room" in told
 
 

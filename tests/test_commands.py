@@ -198,7 +198,7 @@ def _papermill(words: list[str], is_name: bool) -> None:
     from papermill import inspect_notebook
     from papermill.cli import papermill
 
-    given = _click(papermill, [word for word in words if word != "--prepare-only"])
+    given = _click(papermill, words)
     cell = inspect_notebook(given["notebook_path"])
     values = {
         key: value
@@ -330,6 +330,8 @@ def _python(words: list[str], is_name: bool) -> None:
     if words[:2] == ["-m", "pytest"]:
         _shown([sys.executable, "-m", "pytest", "--help"], _options(words[2:]))
         assert all(Path(word).exists() for word in words[2:] if word.startswith("tests"))
+    elif words[0] == "-m":
+        assert Path(words[1].replace(".", "/")).with_suffix(".py").is_file(), words
     else:
         assert Path(words[0]).is_file(), words
         if options := _options(words[1:]):

@@ -172,15 +172,12 @@ def compared(folder):
 
 COMMANDS = {
     "alarms": lambda folder: main(["alarms", str(folder)]),
-    "rescore": lambda folder: main(
-        ["rescore", str(folder), "--reward", "toolrl", "--out", str(folder / "../r.html")]
-    ),
     "report": lambda folder: main(["report", str(folder), "--out", str(folder / "../card.html")]),
     "audit": lambda folder: main(["audit", str(folder)]),
     "compare": compared,
 }
 BOTH = ("report", "compare")
-TRAINED = ("alarms", "rescore")
+TRAINED = ("alarms",)
 RESULT = {"name": "search", "arguments": {}, "observation": "", "ok": True, "seconds": 0.0, "cached": False}
 CASES = {
     # files that are not what their names say
@@ -252,7 +249,7 @@ CASES = {
     "rollouts of a step gone": (lambda folder: (folder / STEP).unlink(), ("alarms",), "no rollouts of step 2"),
     # the others
     "a file of a policy that has no name": (copied(EVAL, "eval/grpo (copy).parquet"), ("report",), "policy name 'grpo .copy.' is refused"),
-    "a recipe of a wrong kind": (lambda folder: Run(folder).update(recipe={"n_tasks": "many"}), ("rescore", "report"), r"run.json: n_tasks is 'many'"),
+    "a recipe of a wrong kind": (lambda folder: Run(folder).update(recipe={"n_tasks": "many"}), ("report",), r"run.json: n_tasks is 'many'"),
     "a suite's prompt": (lines(SUITE, lambda found: found[2].update(prompt=5)), ("audit", "compare"), "task 3 .*prompt must be text"),
     "a suite's task twice": (lines(SUITE, lambda found: found + found[:1]), ("audit", "compare"), "task t0 occurs twice"),
     "a comparison of text": (text("comparison.json", b'{"policies": 3}'), ("report",), "comparison.json holds no comparison"),
@@ -261,7 +258,7 @@ CASES = {
     "a suite that was edited": (lambda folder: (folder / SUITE).open("a").write("\n"), ("report",), "Not as the stage that wrote it left it: tasks.jsonl"),
 }  # fmt: skip
 FILES = {EVAL: BOTH, STEP: TRAINED, METRICS: ("alarms", "report"), SUITE: ("audit", "compare"),
-         "comparison.json": ("report",), "run.json": ("rescore", "report")}  # fmt: skip
+         "comparison.json": ("report",), "run.json": ("report",)}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -11,10 +11,10 @@ import warnings
 import numpy as np
 import pandas as pd
 import pytest
+from benchmarks.alarms import judge, measured, table
+from benchmarks.synthetic import CONSEQUENCES, Simulated, simulate
 from histories import history, observed
 
-from agentkit.bench.alarms import judge, measured, table
-from agentkit.bench.synthetic import CONSEQUENCES, Simulated, simulate
 from agentkit.cli import main
 from agentkit.diagnostics import (
     RULES,

@@ -335,25 +335,15 @@ def test_an_unknown_name_lists_the_known_ones():
         hub.load("squad")
 
 
-# ---- the commands
-def test_the_commands_audit_and_save(tmp_path, capsys):
-    path, out = write(tmp_path / "rows.jsonl", GSM8K, '{"question": 1}'), tmp_path / "tasks.jsonl"
-    assert main(["hub", "gsm8k", "--file", str(path), "--out", str(out)]) == 2
-    assert "row 2" in capsys.readouterr().err and not out.exists()
-    assert main(["hub", "gsm8k", "--file", str(path), "--out", str(out), "--skip-broken"]) == 0
-    assert "1 tasks (1 rows skipped)" in capsys.readouterr().out
+# ---- the audit of a saved suite
+def test_the_audit_of_a_saved_suite(tmp_path, capsys):
+    out = tmp_path / "tasks.jsonl"
+    Suite(hub.load("gsm8k", write(tmp_path / "rows.jsonl", GSM8K)).tasks).save(out)
     assert main(["audit", str(out)]) == 0
     assert "longest passage" not in (shown := capsys.readouterr().out) and "0 of them fail" in shown
-
-
-def test_a_suite_that_fails_its_audit_is_saved_by_force_only(tmp_path, capsys):
     bad = HOTPOT | {"question": "Yes?"}
-    path, out = write(tmp_path / "rows.jsonl", bad), tmp_path / "tasks.jsonl"
-    arguments = ["hub", "hotpotqa", "--file", str(path), "--out", str(out)]
-    assert main(arguments) == 2
-    said = capsys.readouterr()
-    assert "prompt echo" in said.out and "--force" in said.err and not out.exists()
-    assert main([*arguments, "--force"]) == 0 and main(["audit", str(out)]) == 1
+    Suite(hub.load("hotpotqa", write(tmp_path / "rows.jsonl", bad)).tasks).save(out, force=True)
+    assert main(["audit", str(out)]) == 1 and "prompt echo" in capsys.readouterr().out
     assert main(["audit", str(tmp_path / "none.jsonl")]) == 2
 
 
@@ -410,7 +400,7 @@ def rows_like(name: str, number: int) -> dict:
 @pytest.mark.parametrize("name", hub.SOURCES)
 def test_sixty_rows_are_a_suite_whose_environment_has_its_tools(tmp_path, name):
     source = write(tmp_path / "train.jsonl", *(rows_like(name, number) for number in range(60)))
-    assert main(["hub", name, "--file", str(source), "--out", str(tmp_path / "tasks.jsonl")]) == 0
+    Suite(hub.load(name, source).tasks).save(tmp_path / "tasks.jsonl")
     lab = Lab.open({"tasks": str(tmp_path / "tasks.jsonl")})
     suite = lab.suite()
     write(source, *(rows_like(name, number) for number in range(60)), '{"broken": 1}')

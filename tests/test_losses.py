@@ -8,15 +8,15 @@ import math
 
 import pytest
 import torch
+from benchmarks import update as bench
+from benchmarks.peer import SharingTrainer, StockTrainer, as_batch, logprobs, make_trainer, update
 from peft import LoraConfig
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.utils import split_tensor_dict
 
-from agentkit.bench import update as bench
 from agentkit.runs.recipe import LOSSES, Recipe, RecipeError
 from agentkit.training.grpo_config import grpo_config
 from agentkit.training.mismatch import mismatch_weights
-from agentkit.training.peer import SharingTrainer, StockTrainer, as_batch, logprobs, make_trainer, update
 
 GROUP, VOCABULARY = 4, 97
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from benchmarks.peer import SharingTrainer, StockTrainer, update
 from hypothesis import given
 from hypothesis import strategies as st
 from survive import make_trainer as trainer_of
@@ -17,7 +18,6 @@ from agentkit.runs.recipe import Recipe
 from agentkit.training.grpo import train
 from agentkit.training.grpo_config import grpo_config
 from agentkit.training.micro_batches import packed
-from agentkit.training.peer import SharingTrainer, StockTrainer, update
 
 
 def test_parts_by_hand():

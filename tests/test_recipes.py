@@ -24,11 +24,10 @@ from agentkit import cli
 from agentkit import lab as laboratory
 from agentkit.records import RunError, Task
 from agentkit.rewards import from_recipe, plan
-from agentkit.runs import Run, append_jsonl, project_root, stages, write_bytes
+from agentkit.runs import Run, append_jsonl, project_root, stages
 from agentkit.runs import recipe as recipes
 from agentkit.runs.labfile import lab_digest, load_module
 from agentkit.runs.recipe import Recipe, RecipeError, read_recipe
-from agentkit.runs.rerun import rerun
 
 NANO = project_root(__file__) / "params" / "nano.yaml"
 
@@ -150,9 +149,8 @@ def test_words_offered_for_on_yes_and_no(monkeypatch):
     assert got == ["on", "no", "auto"]
 
 
-def test_plain_papermill_hands_off_over(tmp_path, monkeypatch):
+def test_plain_papermill_hands_off_over(tmp_path):
     """-f reads YAML 1.1 and injects False; -p injects the word."""
-    monkeypatch.setenv("AGENTKIT_RUN", "")
     path = write(tmp_path / "r.yaml", "preflight: off\nmismatch: OFF\nsft: on\n")
     notebook, out = project_root(__file__) / "notebooks" / "03_grpo.ipynb", tmp_path / "03_grpo.ipynb"
     arguments = [str(notebook), str(out), "--prepare-only", "-f", str(path), "-p", "tool_cache", "off"]
@@ -338,26 +336,6 @@ def test_a_mistake_on_the_command_line_is_one_sentence(tmp_path, capsys, no_note
     assert list(tmp_path.iterdir()) == [] and no_notebooks == []
 
 
-def test_a_rerun_whose_training_is_asked_to_stop_is_a_stop_and_not_a_difference(
-    tmp_path, monkeypatch, capsys
-):
-    run = Run.create(tmp_path / "a")
-    for stage in stages.STAGES[:4]:
-        run.begin(stage, {})
-        run.end(stage)
-    executed = []
-
-    def asked(stage, again, parameters):  # at once, in notebook 03
-        executed.append(stage)
-        again.begin(stage, parameters)
-        again.end(stage, **{"ended": "asked"} if stage == "03_grpo" else {})
-
-    monkeypatch.setattr(stages, "execute", asked)
-    assert cli.main(["rerun", str(run.path)]) == 130
-    said = capsys.readouterr()
-    assert executed == list(stages.STAGES[:3]) and "stopped" in said.err and "every result" not in said.out
-
-
 @pytest.mark.parametrize("name", ["tensorboard", "wandb", "trackio"])
 def test_metrics_for_a_package_that_is_missing_are_refused_before_anything_runs(
     tmp_path, monkeypatch, capsys, no_notebooks, name
@@ -533,26 +511,6 @@ def test_a_training_that_was_asked_to_stop_is_not_done(tmp_path):
         assert stages.is_done(run, "03_grpo", {"model": "nano"}) == done
 
 
-def test_what_an_interrupted_training_left_is_not_compared_with_a_repetition_that_lacks_it(
-    tmp_path, no_notebooks
-):
-    run, to = Run.create(tmp_path / "a"), Run(tmp_path / "b")
-    run.begin("01_tasks", {"seed": 1})
-    run.end("01_tasks")
-    append_jsonl(run.file("train", "metrics.jsonl"), {"step": 1})
-    for name in ("eval/rft.parquet", "baseline.json"):
-        write_bytes(run.file(name), b"{}")
-    _, results = rerun(run, to)
-    assert [stage for stage, _ in no_notebooks] == ["01_tasks"]
-    assert results == []
-    append_jsonl(to.file("train", "metrics.jsonl"), {"step": 1, "reward": 0.5})
-    write_bytes(to.file("baseline.json"), b"{ }")
-    assert rerun(run, to)[1] == ["train/metrics.jsonl differs from step 1 on"]
-    write(to.file("train", "metrics.jsonl"), '{"step": 1}\n{"step": 2}\n')
-    longer = "train/metrics.jsonl has 1 rows then, 2 now, and the first are the same"
-    assert rerun(run, to)[1] == [longer]
-
-
 def test_a_key_that_is_back_at_its_default_leaves_the_runs_recipe(tmp_path):
     run = Run.create(tmp_path / "a")
     run.begin("01_tasks", {"seed": 1})
@@ -684,7 +642,6 @@ def test_every_command_finds_a_run_from_inside_the_project(tmp_path, monkeypatch
     append_jsonl(run.file("tasks.jsonl"), task | {"family": "gsm8k", "verifier": {"kind": "numeric"}})
     write(run.file("log.csv"), "step,kl\n1,0.5\n")
     for words, status, says in (
-        ("rerun outputs/a --to outputs/b", 2, f"{run.path} holds another run"),
         ("audit outputs/b", 0, "1 tasks"),
         ("alarms outputs/b/log.csv", 0, "no alarm"),
         ("doctor --recipe params/r.yaml", 2, f"{tmp_path / 'params' / 'r.yaml'} does not exist"),
@@ -855,7 +812,6 @@ def test_a_torn_line_is_one_sentence_and_the_rest_is_read(tmp_path, capsys):
     ("arguments", "says"),
     [
         (["report"], "run.json"),
-        (["rescore", "--reward", "toolrl"], "run.json"),
         (["merge"], "run.json"),
         (["audit"], "tasks.jsonl"),
         (["cost", str(NANO), "--run"], "run.json"),

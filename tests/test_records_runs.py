@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import os
 import stat
-import subprocess
 import sys
-import tomllib
 import warnings
 from pathlib import Path
 
@@ -26,7 +23,6 @@ from agentkit.runs import (
     RunError,
     check_name,
     load_run,
-    papermill,
     read_json,
     read_jsonl,
     read_tasks,
@@ -633,73 +629,7 @@ def test_without_a_run_named_it_is_outputs_lab(tmp_path, monkeypatch):
     for name in ("notebooks", "params"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "params")
-    monkeypatch.delenv("AGENTKIT_RUN", raising=False)
     assert runs.default_folder() == tmp_path.resolve() / "outputs" / "lab"
-
-
-@pytest.mark.parametrize(
-    ("start", "notebook", "out"),
-    [
-        (".", "n.ipynb", "outputs/a/n.ipynb"),
-        (".", "./n.ipynb", "{root}/outputs/a/n.ipynb"),
-        ("notebooks", "../n.ipynb", "../outputs/a/n.ipynb"),
-        ("outputs", "../n.ipynb", "a/n.ipynb"),
-        ("..", "{root}/n.ipynb", "{root}/outputs/a/n.ipynb --cwd {root}/notebooks"),
-    ],
-)
-def test_plain_papermill_makes_the_run_folder_and_names_it(tmp_path, start, notebook, out):
-    """Through the entry point, here as an installed project declares it, from wherever it is called."""
-    for folder in ("notebooks", "outputs"):
-        (tmp_path / folder).mkdir()
-    papermill = _plain_papermill(tmp_path)
-    child = papermill(start, notebook.format(root=tmp_path), *out.format(root=tmp_path).split())
-    assert child.returncode == 0, child.stderr[-600:]
-    (written,) = (tmp_path / "outputs").rglob("n.ipynb")
-    (seen,) = tmp_path.rglob("seen")
-    assert seen.read_text() == str(written.parent) and written.parent.name == "a"
-    assert len(list(tmp_path.rglob("*.ipynb"))) == 2
-
-
-def test_plain_papermill_takes_a_link_for_outputs(tmp_path, monkeypatch):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "outputs").symlink_to(tmp_path / "data")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(runs.run.RUN_VARIABLE, "")
-    papermill.HANDLER.write("{}", "outputs/a/n.ipynb")
-    assert os.environ[runs.run.RUN_VARIABLE] == str(tmp_path / "outputs" / "a")
-    assert (tmp_path / "data" / "a" / "n.ipynb").exists()
-
-
-def test_plain_papermill_names_the_run_that_a_link_leads_to(tmp_path, monkeypatch):
-    (tmp_path / "outputs" / "a").mkdir(parents=True)
-    (tmp_path / "latest").symlink_to("outputs/a")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(runs.run.RUN_VARIABLE, "")
-    papermill.HANDLER.write("{}", "latest/n.ipynb")
-    assert os.environ[runs.run.RUN_VARIABLE] == str(tmp_path / "outputs" / "a")
-
-
-def test_plain_papermill_writes_where_a_run_of_that_name_lies(tmp_path, monkeypatch):
-    for name in ("notebooks/outputs/old", "params", "outputs"):
-        (tmp_path / name).mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "notebooks")
-    monkeypatch.setenv(runs.run.RUN_VARIABLE, "")
-    for name in ("outputs/a", "outputs/old"):
-        papermill.HANDLER.write("{}", f"{name}/n.ipynb")
-        assert os.environ[runs.run.RUN_VARIABLE] == str(Run(name).path.absolute())
-    found = {str(path.parent.relative_to(tmp_path)) for path in tmp_path.rglob("n.ipynb")}
-    assert found == {"outputs/a", "notebooks/outputs/old"}
-
-
-def test_a_second_notebook_of_plain_papermill_is_not_the_first_ones_projects(tmp_path, monkeypatch):
-    project, elsewhere = tmp_path / "project", tmp_path / "home"
-    for folder in (project / "notebooks", project / "params", elsewhere):
-        folder.mkdir(parents=True)
-    monkeypatch.chdir(elsewhere)
-    monkeypatch.setenv(runs.run.RUN_VARIABLE, "")
-    papermill.HANDLER.write("{}", str(project / "outputs" / "a" / "n.ipynb"))
-    papermill.HANDLER.write("{}", "outputs/b/n.ipynb")
-    assert (elsewhere / "outputs" / "b" / "n.ipynb").exists()
 
 
 def test_a_model_folder_is_one_from_any_folder_of_the_project(tmp_path, monkeypatch):
@@ -708,56 +638,6 @@ def test_a_model_folder_is_one_from_any_folder_of_the_project(tmp_path, monkeypa
     for folder in (".", "notebooks"):
         monkeypatch.chdir(tmp_path / folder)
         assert placed("model", "own") == placed("model", str(tmp_path / "own")) == str(tmp_path / "own")
-
-
-def test_a_notebook_finds_its_project_from_its_run_where_papermill_was_called_elsewhere(
-    tmp_path, monkeypatch
-):
-    project, elsewhere = tmp_path / "project", tmp_path / "home"
-    for folder in (project / "notebooks", project / "params", elsewhere):
-        folder.mkdir(parents=True)
-    monkeypatch.chdir(elsewhere)
-    monkeypatch.delenv(runs.run.RUN_VARIABLE, raising=False)
-    assert runs.project_root() == elsewhere
-    monkeypatch.setenv(runs.run.RUN_VARIABLE, str(project / "outputs" / "a"))
-    assert runs.project_root() == project and runs.project_root(elsewhere) == elsewhere
-    monkeypatch.setenv(runs.run.RUN_VARIABLE, "")
-    assert runs.project_root() == elsewhere
-
-
-def test_plain_papermill_makes_no_folder_elsewhere(tmp_path):
-    """That is papermill's own rule."""
-    child = _plain_papermill(tmp_path)(".", "n.ipynb", "other/n.ipynb")
-    assert child.returncode != 0 and not (tmp_path / "other").exists()
-
-
-def _plain_papermill(root):
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    ((scheme, handler),) = project["entry-points"]["papermill.io"].items()
-    (root / "site" / "plugin-1.dist-info").mkdir(parents=True)
-    (root / "site" / "plugin-1.dist-info" / "entry_points.txt").write_text(
-        f"[papermill.io]\n{scheme} = {handler}\n"
-    )
-    code = "import os; open('seen', 'w').write(os.environ.get('AGENTKIT_RUN', ''))"
-    cell = {
-        "cell_type": "code",
-        "id": "a",
-        "metadata": {},
-        "outputs": [],
-        "execution_count": None,
-        "source": code,
-    }
-    kernel = {"kernelspec": {"name": "python3", "language": "python", "display_name": "Python 3"}}
-    notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": kernel, "cells": [cell]}
-    (root / "n.ipynb").write_text(json.dumps(notebook))
-    paths = [str(root / "site"), os.environ.get("PYTHONPATH", "")]
-    options = {"env": os.environ | {"PYTHONPATH": ":".join(paths)}, "timeout": 120, "text": True}
-
-    def papermill(start, *words):
-        command = [sys.executable, "-m", "papermill", *words]
-        return subprocess.run(command, cwd=root / start, capture_output=True, **options)
-
-    return papermill
 
 
 def test_a_suite_changed_behind_a_runs_back_is_told(tmp_path, suite):

@@ -38,7 +38,7 @@ LAYERS = (
     ("policies", "rewards", "diagnostics", "exchange"),
     ("lab", "training", "views", "nano.pretrain"),  # how the shipped weights were made
     ("preflight",),
-    ("cli", "bench", "doctor", "__init__"),
+    ("cli", "doctor", "__init__"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_ALLOWED = ("policies", "rollouts.tokens", "training", "nano")
@@ -221,8 +221,8 @@ def test_a_process_that_trains_does_not_load_vllm_for_trl():
     """Which took half of its start; whoever wants TRL's own use of it there is told."""
     code = """
 import sys
-from agentkit.bench import rollouts
-from agentkit.training import grpo, peer
+from tests.benchmarks import peer, rollouts
+from agentkit.training import grpo
 from trl.generation.vllm_client import VLLMClient
 print({"vllm", "ray"} & {*sys.modules})
 VLLMClient()

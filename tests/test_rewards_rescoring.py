@@ -1,15 +1,14 @@
-"""Stored trajectories under another reward: ranks, dead groups, the command line, and no torch."""
+"""Stored trajectories under another reward: ranks, dead groups, and no torch."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import subprocess
 import sys
 
 import pytest
 
-from agentkit import cli, rewards
+from agentkit import rewards
 from agentkit.lab import Lab
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.rewards.rescoring import PAIRS, changes, compare_step, rescore, rescore_each
@@ -149,45 +148,6 @@ def test_a_run_without_trajectories_or_without_its_tasks_says_so(run, tmp_path):
         rescore(Run(run.path), rewards.plan(), "plan")
 
 
-def test_the_command_prints_the_table_and_writes_figure_and_csv(run, capsys):
-    assert cli.main(["rescore", str(run.path), "--reward", "toolrl", "-p", "reward_process=0.5"]) == 0
-    assert "revived" in capsys.readouterr().out
-    assert len(run.file("rescored", "toolrl.csv").read_text().splitlines()) == 5
-    assert "plotly" in run.file("rescored", "toolrl.html").read_text()
-    assert cli.main(["rescore", str(run.path), "--reward", "tool"]) == 2
-    assert "use plan, none, toolrl" in capsys.readouterr().err
-
-
-def test_the_command_takes_a_reward_of_ones_own_and_never_writes_the_figure_as_a_csv(run, tmp_path, capsys):
-    lab = tmp_path / "lab.py"
-    lab.write_text("rewards = {'first': (lambda task, t: float(t.sample == 0), 1.0)}\n")
-    ask = ["rescore", str(run.path), "--reward", "plan", "--out", str(tmp_path / "dead.csv"), "--json"]
-    tables = []
-    for words in ([], ["-p", f"lab={lab}"]):
-        assert cli.main([*ask, *words]) == 0
-        printed = json.loads(capsys.readouterr().out)
-        tables.append(printed["table"])
-    assert tables[0] != tables[1]
-    assert (
-        printed["figure"] == str(tmp_path / "dead.html") and "plotly" in (tmp_path / "dead.html").read_text()
-    )
-    assert (tmp_path / "dead.csv").read_text().startswith("step,")
-    assert cli.main([*ask, "-p", "reward=toolrl"]) == 0  # what -p says is the recipe's
-
-
-def test_verdicts_are_the_stored_ones_which_is_said_and_judged_again_where_asked(run, tmp_path, capsys):
-    write_tasks(run.file("tasks.jsonl"), [dataclasses.replace(t, verifier={"kind": "mine"}) for t in TASKS])
-    (tmp_path / "lab.py").write_text("verifiers = {'mine': lambda answer, gold: float(answer == gold)}\n")
-    run.update(recipe={"lab": str(tmp_path / "lab.py")}, stages={"03_grpo": {"lab": "another"}})
-    ask, found = ["rescore", str(run.path), "--reward", "plan", "-p", "reward_format=0", "--json"], []
-    for words, said in (([], True), (["--verify"], False)):
-        assert cli.main([*ask, *words]) == 0
-        out, err = capsys.readouterr()
-        assert ("verdicts are the stored ones, and the lab file has changed since" in err) is said
-        found.append(json.loads(out)["table"]["all"])
-    assert found[0]["tied now"] == 0 and found[1]["tied now"] == 4, "all answers are right by it"
-
-
 def test_no_torch_is_loaded():
     code = "import sys, agentkit.rewards.rescoring, agentkit.rewards; print('torch' in sys.modules)"
     assert (
@@ -195,7 +155,7 @@ def test_no_torch_is_loaded():
     )
 
 
-def test_steps_without_rollouts_are_one_sentence_and_a_damaged_step_leaves_the_rest(run, capsys):
+def test_steps_without_rollouts_are_one_sentence_and_a_damaged_step_leaves_the_rest(run):
     whole = rescore(run, rewards.toolrl(), "toolrl")
     first, second = (run.file("train", "trajectories", f"step_{step:05d}.parquet") for step in (1, 2))
     rows = run.trajectories(1)
@@ -206,5 +166,5 @@ def test_steps_without_rollouts_are_one_sentence_and_a_damaged_step_leaves_the_r
         assert len(rescore(run, rewards.toolrl(), "toolrl").groups) == 2
     for path in (first, second):
         write_trajectories(path, [])
-    assert cli.main(["rescore", str(run.path), "--reward", "toolrl"]) == 2
-    assert "stores no training trajectories" in capsys.readouterr().err
+    with pytest.raises(RunError, match="stores no training trajectories"):
+        rescore(run, rewards.toolrl(), "toolrl")

@@ -121,15 +121,16 @@ def row(source, index=0, truth="7"):
     return made | {"prompt": [{"role": "user", "content": f"Problem {index} of {source}."}]}
 
 
-def test_rows_are_families_by_source_and_a_limit_is_shared_evenly(tmp_path, capsys):
+def test_rows_are_families_by_source_and_a_limit_is_shared_evenly(tmp_path):
     counts_ = {"deepscaler": 40, "omni_math": 3, "numina_math": 9, "taco_code": 9, "leetcode_code": 9}
     rows = [row(source, i) for source, count in counts_.items() for i in range(count)]
     path, out = (
         write(tmp_path / "train.jsonl", *rows, row("deepscaler", 99) | {"reward_model": None}),
         tmp_path / "t.jsonl",
     )
-    words = ["hub", "open_agentrl", "--file", str(path), "--out", str(out), "--limit", "27", "--skip-broken"]
-    assert main(words) == 0 and "27 tasks (1 rows skipped)" in capsys.readouterr().out
+    loaded = hub.load("open_agentrl", path, limit=27, skip_broken=True)
+    assert (len(loaded.tasks), len(loaded.skipped)) == (27, 1)
+    Suite(loaded.tasks).save(out)
     found = [task.family for task in Suite.load(out)]
     assert {s: found.count(s) for s in SOURCES} == dict.fromkeys(SOURCES, 6) | {"omni_math": 3}
     assert found == sorted(found, key=SOURCES.index), "in the order of the file"

@@ -18,6 +18,7 @@ import_first("unsloth")
 
 import engines  # noqa: E402
 import torch  # noqa: E402
+from benchmarks.peer import as_batch, update  # noqa: E402
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict  # noqa: E402
 from survive import make_trainer  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
@@ -29,7 +30,6 @@ from agentkit.policies.vllm import VllmPolicy  # noqa: E402
 from agentkit.records import EngineError  # noqa: E402
 from agentkit.runs.recipe import Recipe  # noqa: E402
 from agentkit.training.grpo import AgentGRPOTrainer, train  # noqa: E402
-from agentkit.training.peer import as_batch, update  # noqa: E402
 from agentkit.training.sft import cold_start, demonstrations  # noqa: E402
 
 

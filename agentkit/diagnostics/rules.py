@@ -1,7 +1,7 @@
 """Alarms: every rule as data (rules.toml), and what holds at the last of some steps.
 
 A rule is a condition, a severity, and what is said: usual causes and what to change. How often each is right,
-and how late, is measured on simulated runs (agentkit.bench.alarms); ``read_measured`` gives that measurement.
+and how late, is measured on simulated runs (tests/benchmarks/alarms.py); ``read_measured`` gives that.
 Leaves out when an alarm fires (watch).
 """
 
@@ -88,7 +88,7 @@ def lacks(history: History) -> dict[str, list[str]]:
 
 
 def read_measured() -> pd.DataFrame:
-    """How often each alarm was right on simulated runs, as ``agentkit.bench.alarms.table``."""
+    """How often each alarm was right on simulated runs, as ``table`` of tests/benchmarks/alarms.py."""
     return pd.DataFrame(read_json(MEASURED))
 
 

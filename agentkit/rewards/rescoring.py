@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from agentkit.records import Group, Task, Trajectory
-from agentkit.rewards import Reward, judged_again, score_all
+from agentkit.rewards import Reward, score_all
 from agentkit.runs import Run, RunError
 from agentkit.trajectories import is_dead
 
@@ -59,9 +59,7 @@ def rescore(
         reward: the other reward.
         name: what to call it.
         steps: which steps; all that are stored by default.
-        options: of ``rescore_each``: ``verify`` judges them again too, by the verifiers of the lab file that
-            is open; else the stored verdicts count. ``tokens`` False reads no tokens, for rewards that look
-            at none.
+        options: of ``rescore_each``: ``tokens`` False reads no tokens, for rewards that look at none.
 
     Raises:
         RunError: the run stores no training trajectories.
@@ -70,19 +68,13 @@ def rescore(
 
 
 def rescore_each(
-    run: Run,
-    others: Mapping[str, Reward],
-    steps: Iterable[int] | None = None,
-    *,
-    verify: bool = False,
-    tokens: bool = True,
+    run: Run, others: Mapping[str, Reward], steps: Iterable[int] | None = None, *, tokens: bool = True
 ) -> dict[str, Rescoring]:
     """``rescore`` under several rewards by name, for which the trajectories are read once."""
     rows: dict[str, list[dict]] = {name: [] for name in others}
     for _, stored in run.rollouts(steps, tokens=tokens):
-        judged = judged_again(run.tasks, stored) if verify else stored
         for name, reward in others.items():
-            rows[name] += compare_step(stored, run.tasks, reward, judged)
+            rows[name] += compare_step(stored, run.tasks, reward)
     if not all(rows.values()):
         raise RunError(
             f"{run.path} stores no training trajectories. Run notebook 03_grpo for this run first."
@@ -90,20 +82,13 @@ def rescore_each(
     return {name: Rescoring(name, pd.DataFrame(own)) for name, own in rows.items()}
 
 
-def compare_step(
-    stored: Sequence[Trajectory],
-    tasks: Iterable[Task],
-    reward: Reward,
-    judged: Sequence[Trajectory] | None = None,
-) -> list[dict]:
-    """One row a group for the trajectories of one step, in the order they were stored; ``judged`` are the
-    same with other verdicts.
-    """
+def compare_step(stored: Sequence[Trajectory], tasks: Iterable[Task], reward: Reward) -> list[dict]:
+    """One row a group for the trajectories of one step, in the order they were stored."""
     by_id = {task.id: task for task in tasks}
     rows = []
-    for before, own in zip(_groups(stored), _groups(judged or stored), strict=True):
+    for before in _groups(stored):
         task = by_id[before.task_id]
-        now = Group(task.id, tuple(score_all([task], own.trajectories, reward)))
+        now = Group(task.id, tuple(score_all([task], before.trajectories, reward)))
         was, is_now = is_dead(before), is_dead(now)
         row = {
             "step": before.trajectories[0].step,

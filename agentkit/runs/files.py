@@ -37,27 +37,24 @@ _REMEDIES = {
     "Function not implemented": _LOCKS,
 }
 MANIFEST = "run.json"
-RUN_VARIABLE = "AGENTKIT_RUN"  # in the environment of a notebook that plain papermill executes
 
 
 def project_root(start: str | Path | None = None) -> Path:
-    """The nearest folder at or above ``start`` that holds notebooks/ and params/, else ``start`` itself.
-
-    Without ``start`` it is that of the working directory, or of the run that papermill was told to write.
+    """The nearest folder at or above ``start``, the working directory by default, that holds notebooks/ and
+    params/, else ``start`` itself.
     """
-    named = Path("" if start else os.environ.get(RUN_VARIABLE, ""))
     start = Path(start or Path.cwd()).resolve()
-    for folder in (start, *start.parents, *named.parents):
+    for folder in (start, *start.parents):
         if (folder / "notebooks").is_dir() and (folder / "params").is_dir():
             return folder
     return start
 
 
-def located(path: str | Path, start: str | Path | None = None) -> Path:
+def located(path: str | Path) -> Path:
     """A path as people write it: ~ is their home, and outputs/ and params/ are the project's if not here."""
     path = Path(os.path.expanduser(path))
     if path.parts[:1] in (("outputs",), ("params",)) and not os.path.exists(path):
-        return project_root(start) / path
+        return project_root() / path
     return path
 
 

@@ -19,16 +19,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from agentkit.records import RecipeError, RunError, Task, Trajectory
-from agentkit.runs.files import (
-    MANIFEST,
-    RUN_VARIABLE,
-    digest,
-    located,
-    project_root,
-    read_json,
-    read_jsonl,
-    write_json,
-)
+from agentkit.runs.files import MANIFEST, digest, located, project_root, read_json, read_jsonl, write_json
 from agentkit.runs.recipe import FILES, Recipe, find_file
 from agentkit.runs.schemas import SECTIONS, fault
 from agentkit.runs.trajectory_files import Choose, misplaced, read_tasks, read_trajectories, step_rows
@@ -59,8 +50,8 @@ def check_name(name: str, of: str = "run") -> str:
 
 
 def default_folder() -> Path:
-    """Where a notebook writes when its recipe names no run: outputs/lab, or what papermill.py named."""
-    return Path(os.environ.get(RUN_VARIABLE) or project_root() / "outputs" / "lab")
+    """Where a notebook writes when its recipe names no run: outputs/lab."""
+    return project_root() / "outputs" / "lab"
 
 
 class Run:

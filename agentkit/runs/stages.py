@@ -20,7 +20,7 @@ from agentkit.records import RecipeError, RunError
 from agentkit.runs.files import append_to, digest, held_elsewhere, open_file
 from agentkit.runs.labfile import lab_digest
 from agentkit.runs.recipe import FILES, Recipe, find_file
-from agentkit.runs.run import MANIFEST, RUN_VARIABLE, Run, placed, project_root, secure, started
+from agentkit.runs.run import MANIFEST, Run, placed, project_root, secure, started
 from agentkit.runs.topology import patience
 
 STAGES = ("01_tasks", "02_baseline", "03_grpo", "04_diagnostics", "05_compare")
@@ -244,7 +244,6 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
             run.end(stage, status="failed", why=why[:500])
         raise RunError(f"{stage} stopped: {why} (see {out})") from None
     finally:
-        os.environ.pop(RUN_VARIABLE, None)  # papermill.py named this run to the kernel, and to nobody else
         secure(run.path)
     NotebookNotary().sign(nbformat.read(out, as_version=4))  # so that JupyterLab may show its widgets
     print(f"{stage}: done in {time.monotonic() - start:.0f} s", flush=True)

@@ -32,7 +32,6 @@ from agentkit.tools.runtime import example
 from agentkit.trajectories import results_of
 from agentkit.verifiers import KINDS, verify
 
-VARIETIES = ("plain", "wide")
 DEFAULT_FAMILIES = ("A", "B", "C")
 MAX_SHARE = 0.02  # of a suite: no answer text and no entity combination may own more,
 COMMON = 0.6  # but an answer where there are few, such as yes and no

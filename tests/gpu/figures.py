@@ -25,24 +25,25 @@ from typing import Any
 import engines
 import survive
 import torch
+from benchmarks import peer
+from benchmarks.peer import SharingTrainer, StockTrainer, as_batch, logprobs, make_trainer
+from benchmarks.update import _batch
 from torch.nn.attention import SDPBackend
 
 from agentkit import nano
-from agentkit.bench.update import _batch
 from agentkit.policies import sync_guard
 from agentkit.policies.engine_weights import bare
 from agentkit.policies.loading import agent_of, load_agent, make_policy, with_adapter
 from agentkit.records import EngineError, StopReason, TrainingError, Trajectory
 from agentkit.runs import RunError, read_jsonl, versions
 from agentkit.runs.recipe import Recipe
-from agentkit.training import peer, prefix
+from agentkit.training import prefix
 from agentkit.training.adapters import lora, save_adapter
 from agentkit.training.grpo import train
 from agentkit.training.grpo_config import grpo_config
 from agentkit.training.memory import update_peak
 from agentkit.training.merge import logprobs as run_logprobs
 from agentkit.training.merge import merge
-from agentkit.training.peer import SharingTrainer, StockTrainer, as_batch, logprobs, make_trainer
 from agentkit.training.sft import fine_tune
 from agentkit.training.trl_trainer import GRPOTrainer
 from agentkit.training.update_timing import update_seconds

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.peer import logprobs, update
+from benchmarks.update import GROUP, _batch, _pair
 
-from agentkit.bench.update import GROUP, _batch, _pair
 from agentkit.lab import Lab
 from agentkit.policies import sync_guard as guard
 from agentkit.policies.loading import load_agent, make_policy
@@ -27,7 +28,6 @@ from agentkit.runs.recipe import Recipe
 from agentkit.runs.topology import Topology, visible
 from agentkit.training import launch
 from agentkit.training.grpo import AgentGRPOTrainer, train
-from agentkit.training.peer import logprobs, update
 from agentkit.training.sft import demonstrations
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")]

@@ -2,7 +2,7 @@
 
 Each is a task of family C written as a row of that source and read back by the code that reads the real ones:
 questions for the three of mathematics, functions for the two of programming, tested as TACO and as LeetCode
-write it. Leaves out the real problems, which ``agentkit hub open_agentrl`` loads.
+write it. Leaves out the real problems, which ``tasks: open_agentrl`` loads.
 """
 
 import json

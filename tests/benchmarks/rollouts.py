@@ -20,7 +20,6 @@ from transformers import set_seed
 from trl import GRPOConfig
 from trl.chat_template_utils import qwen3_template
 
-from agentkit.bench.common import case, messages, report
 from agentkit.policies.loading import load_agent
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import Task, Trajectory
@@ -30,6 +29,8 @@ from agentkit.tasks import Suite
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.environments import CorpusEnvironment
 from agentkit.training.trl_trainer import GRPOTrainer
+
+from .common import case, main, messages, report
 
 TURNS, TURN_TOKENS, TEMPERATURE = 6, 72, 0.7
 GROUP = 8
@@ -200,3 +201,7 @@ def _trl(trainer: Any, tasks: Sequence[Task], prepare: Callable[[int], None]) ->
         return fmean(sum(mask) for mask in trainer._generate(prompts)[2])
 
     return run
+
+
+if __name__ == "__main__":
+    main(bench_rollouts)

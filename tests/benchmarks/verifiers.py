@@ -20,9 +20,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from agentkit import verifiers
-from agentkit.bench.common import case, report, spread
 from agentkit.records import Score
 from agentkit.verifiers import check
+
+from .common import case, main, report, spread
 
 LABELLED = Path(verifiers.__file__).with_name("data") / "math_verify_cases.jsonl"
 APPLES = r"(\d+) apples"
@@ -151,3 +152,7 @@ def _judge_endpoint() -> Iterator[dict[str, Any]]:
             yield {"url": url, "model": "local", "cache": Path(folder) / "judge.sqlite"}
         finally:
             server.shutdown()
+
+
+if __name__ == "__main__":
+    main(bench_verifiers)

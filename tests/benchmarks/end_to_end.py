@@ -2,7 +2,7 @@
 
 Both train one after the other from the same cold start, with the same hyperparameters, reward and validation;
 the clock runs while a step runs and stands still during validation, which is our sampling policy's for both.
-The peer is ``StockTrainer`` (training.peer) with TRL's own generation and ``environment_factory``, one
+The peer is ``StockTrainer`` (peer.py) with TRL's own generation and ``environment_factory``, one
 environment a trajectory; its reward is computed from the messages TRL hands over, by the same verifier and
 weights. Families A and B only: TRL gives every trajectory the same tools. Leaves out what either learns
 beyond the target.
@@ -20,7 +20,6 @@ from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 from trl.chat_template_utils import qwen3_template
 
-from agentkit.bench.common import case, messages, report
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.policies.transformers import TransformersPolicy
@@ -31,9 +30,11 @@ from agentkit.runs import Recipe, Run, project_root, read_recipe
 from agentkit.training.adapters import lora, merged
 from agentkit.training.grpo import AgentGRPOTrainer
 from agentkit.training.grpo_config import grpo_config
-from agentkit.training.peer import StockTrainer
 from agentkit.training.sft import cold_start, demonstrations
 from agentkit.verifiers import final_answer, verify
+
+from .common import case, main, messages, report
+from .peer import StockTrainer
 
 TARGET, EVERY = 0.85, 6  # success on the validation tasks, steps between validations
 SEEDS = (1, 2, 3)
@@ -149,3 +150,7 @@ def _plan_reward(task: Task, completion: list[dict], recipe: Recipe) -> float:
     right = bool(turns) and verify(task, final_answer(turns[-1]) or "").value == 1.0
     short = -TURN_PENALTY * len(turns) if right else 0.0
     return recipe.reward_correctness * right + recipe.reward_format * valid + recipe.reward_efficiency * short
+
+
+if __name__ == "__main__":
+    main(bench_end_to_end)

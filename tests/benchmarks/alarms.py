@@ -1,7 +1,9 @@
 """How often each alarm is right, and how late: precision, recall and delay on simulated runs.
 
-No threshold was set on the runs that are used by default. Its rows as JSON are diagnostics/measured.json,
-which notebook 04 shows. Leaves out real trainings (tests/planted.py).
+    python -m tests.benchmarks.alarms
+
+writes diagnostics/measured.json, which notebook 04 shows. No threshold was set on its runs. Leaves out real
+trainings (tests/planted.py).
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,10 +11,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
-from agentkit.bench.synthetic import CONSEQUENCES, Simulated, simulate
 from agentkit.diagnostics.measures import observe
-from agentkit.diagnostics.rules import RULES, Alarm
+from agentkit.diagnostics.rules import MEASURED, RULES, Alarm
 from agentkit.diagnostics.watch import scan
+from agentkit.runs import write_json
+
+from .synthetic import CONSEQUENCES, Simulated, simulate
 
 RUNS, HEALTHY = 20, 60  # simulated runs of each fault, and without any
 HELD_BACK = 1_000_000  # the first seed that no threshold was set on
@@ -72,3 +76,9 @@ def table(judged: Iterable[tuple[Simulated, Sequence[Alarm]]]) -> pd.DataFrame:
     counts["delay"] = [np.median(values) if values else np.nan for values in delays.values()]
     counts["longest"] = [max(values, default=np.nan) for values in delays.values()]
     return counts.reset_index()
+
+
+if __name__ == "__main__":
+    rows = measured(progress=True)
+    write_json(MEASURED, rows.to_dict("records"))
+    print(rows.round(2).to_string(index=False))

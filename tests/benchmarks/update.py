@@ -4,7 +4,7 @@ The batch is one group of eight on the small agent: a prompt of corpus text and 
 tokens with nothing in common, so that nothing but the prompt can be shared. Each is four turns of 32 sampled
 tokens and four tool replies of 32, which the loss leaves out: about the proportion in the small agent's own
 trajectories. None is padded, which favours the peer. The peer is stock TRL 1.15 with the log-probabilities of
-TRL 1.14.2, because 1.15's own need a GPU kernel (agentkit.training.peer says what that is). They take turns.
+TRL 1.14.2, because 1.15's own need a GPU kernel (peer.py says what that is). They take turns.
 Memory is what the process grows by at its peak, as the system sees it. Leaves out the optimiser's own
 arithmetic, which is the same for both.
 """
@@ -20,14 +20,15 @@ from typing import Any
 
 import psutil
 
-from agentkit.bench.common import case, report
 from agentkit.policies.loading import load_agent
 from agentkit.runs.children import repeated
 from agentkit.runs.recipe import Recipe
 from agentkit.tools.corpus import Corpus
 from agentkit.training.adapters import lora
 from agentkit.training.grpo_config import grpo_config
-from agentkit.training.peer import SharingTrainer, StockTrainer, as_batch, logprobs, make_trainer, update
+
+from .common import case, main, report
+from .peer import SharingTrainer, StockTrainer, as_batch, logprobs, make_trainer, update
 
 GROUP, COMPLETION, TURN = 8, 256, 32
 FULL, QUICK = {256: 7, 1024: 5, 4096: 3}, {256: 3, 1024: 2, 4096: 1}  # prompt tokens -> repeats
@@ -101,3 +102,7 @@ def _peak_mb(work: Callable[[], Any]) -> tuple[float, Any]:
     with repeated(lambda: grown.append(process.memory_info().rss), 0.002):
         result = work()
     return (max(grown) - before) / 1e6, result
+
+
+if __name__ == "__main__":
+    main(bench_update)

@@ -16,8 +16,9 @@ from functools import partial
 from typing import Any
 
 from agentkit import sandbox
-from agentkit.bench.common import case, report, spread
 from agentkit.records import SandboxError
+
+from .common import case, main, report, spread
 
 PRINT = "print(1)"
 SYMPY = "import sympy\nprint(sympy.Integer(2) ** 10)"
@@ -29,8 +30,7 @@ Figures = dict[str, list[float]]  # by runner
 
 
 def bench_sandbox(quick: bool = False) -> dict[str, Any]:
-    """Cold and warm latency and runs a second of the strongest tier, ``others`` beside; ``quick`` repeats
-    less.
+    """Cold and warm latency and runs a second of the strongest tier, ``others`` beside.
 
     ``ratio`` is ours / plain subprocess: below 1 is faster for cold and warm (ms), above 1 for throughput.
     """
@@ -117,3 +117,7 @@ def _case(name: str, unit: str, figures: Figures) -> dict[str, Any]:
     p95 = {n: sorted(values)[int(0.95 * len(values))] for n, values in figures.items()}
     tier = sandbox.current_tier().name
     return case(name, unit, figures["ours"], figures["subprocess"], tier=tier, others=others, p95=p95)
+
+
+if __name__ == "__main__":
+    main(bench_sandbox)
