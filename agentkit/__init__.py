@@ -39,7 +39,6 @@ _ROOMS = (
         "diagnostics",
         "doctor",
         "evaluation",
-        "exchange",
         "lab",
         "nano",
         "policies",
