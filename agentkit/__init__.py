@@ -29,7 +29,7 @@ _HOME = {  # where each public name is defined
     "verify": "verifiers",
 }
 _ROOMS = (
-    *("diagnostics", "doctor", "evaluation", "exchange", "lab", "nano", "policies", "preflight", "records"),
+    *("diagnostics", "doctor", "evaluation", "lab", "nano", "policies", "preflight", "records"),
     *("rewards", "rollouts", "runs", "sandbox", "tasks", "tools", "training", "trajectories"),
     *("verifiers", "views"),
 )

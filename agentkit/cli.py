@@ -393,18 +393,18 @@ def alarms_command(
     """What went wrong in a training, which may be another trainer's.
 
     Args:
-        run: the run folder, such as outputs/a, or a log: trainer_state.json, TRL's, verl's, what both print,
-            prime-rl's, SkyRL's, a CSV
+        run: the run folder, such as outputs/a, or a log of TRL: trainer_state.json, JSON, JSONL or CSV
         column: what a log calls one of our columns, such as success=acc/mean
     """
-    from agentkit.diagnostics import RULES, coverage, lacks, scan, trained_steps
-    from agentkit.exchange.training_logs import read_log
+    from agentkit.diagnostics import RULES, coverage, lacks, observe, scan, trained_steps
+    from agentkit.runs.logs import read_log
 
     run = located(run)
     if run.is_file():
         if wrong := [pair for pair in column if "=" not in pair]:
             raise RunError(f"--column {wrong[0]}: write it as OURS=THEIRS, such as success=acc/mean")
-        steps, unknown = read_log(run, dict(pair.split("=", 1) for pair in column))
+        rows, unknown = read_log(run, dict(pair.split("=", 1) for pair in column))
+        steps = [observe(row) for row in rows]
     elif column:
         raise RunError(f"--column is for a log made elsewhere; {run} is a folder.")
     else:

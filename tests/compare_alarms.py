@@ -24,8 +24,8 @@ from rl_doctor.simulate import SCENARIOS, simulate
 from rlwatch.config import RLWatchConfig
 from rlwatch.detectors import DetectorSuite
 
-from agentkit.diagnostics.watch import scan
-from agentkit.exchange.training_logs import read_log
+from agentkit.diagnostics import observe, scan
+from agentkit.runs.logs import read_log
 
 Rows = list[dict[str, Any]]
 FIRST_SEED = 7_000_000
@@ -59,8 +59,8 @@ def agentkit(rows: Rows, config: Mapping[str, Any]) -> set[str]:
         path = Path(folder, "log.jsonl")
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         columns = {"val_success": "eval/accuracy"} if any("eval/accuracy" in row for row in rows) else {}
-        steps, _ = read_log(path, columns)
-    return {alarm.alarm for alarm in scan(steps) if alarm.severity != "info"}
+        rows, _ = read_log(path, columns)
+    return {alarm.alarm for alarm in scan([observe(row) for row in rows]) if alarm.severity != "info"}
 
 
 def rl_doctor(rows: Rows, config: Mapping[str, Any]) -> set[str]:

@@ -114,13 +114,6 @@ def test_a_preflight_of_a_model_that_takes_several_cards_is_left_to_the_notebook
     assert "takes several: notebook 03 examines it" in capsys.readouterr().err
 
 
-def test_help_of_alarms_names_every_trainer_whose_log_is_read(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["alarms", "--help"])
-    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert all(word in said for word in ("TRL", "verl's, what both print", "prime-rl", "SkyRL", "CSV"))
-
-
 def test_a_terminal_without_unicode_shows_help_all_the_same():
     command = [sys.executable, "-m", "agentkit.cli", "--help"]
     child = subprocess.run(

@@ -4,17 +4,15 @@ inert.
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import nullcontext
-from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from agentkit.diagnostics import Watch
 from agentkit.records import StopReason, ToolResult, Trajectory, Turn
-from agentkit.runs import Run, append_jsonl, write_json, write_jsonl, write_trajectories
+from agentkit.runs import Run, write_jsonl, write_trajectories
 from agentkit.runs.recipe import Recipe
 from agentkit.views.plots import training_curves
 from agentkit.views.widgets import dashboard as module
@@ -131,89 +129,6 @@ def test_a_snapshot_opens_offline_and_runs_nothing_a_model_wrote(run, browser):
         and [u for u in requests if not u.startswith(("file:", "data:", "blob:"))] == []
     )
     assert page.locator(".agentkit section").count() == 2 and page.locator(".agentkit details").count() == 1
-
-
-def test_the_dashboard_follows_a_run_of_another_process(run, capsys):
-    write_jsonl(run.file("train", "metrics.jsonl"), rows(3))
-    dashboard = Dashboard(run, Recipe(steps=4))
-
-    def one_more(_):
-        append_jsonl(run.file("train", "metrics.jsonl"), {"step": 4, "reward": 1.0})
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "sleep", one_more)
-        dashboard.follow()
-    assert "Step 4 of 4" in capsys.readouterr().out and run.file("train", "dashboard.html").exists()
-
-
-def test_a_training_by_epochs_is_over_after_the_steps_its_metrics_tell(run, monkeypatch):
-    def planned(n):
-        return [row | {"planned_steps": 60} for row in rows(n)]
-
-    write_jsonl(run.file("train", "metrics.jsonl"), planned(5))
-    dashboard, polls = Dashboard(run, Recipe(epochs=1, steps=5)), iter((40, 59, 60))
-    monkeypatch.setattr(
-        time, "sleep", lambda _: write_jsonl(run.file("train", "metrics.jsonl"), planned(next(polls)))
-    )
-    dashboard.follow()
-    assert next(polls, None) is None, "it followed to the sixtieth step"
-
-
-@pytest.mark.parametrize("how", ["finished.json", "stage", "interrupted"])
-def test_following_ends_where_a_training_ends_early(run, monkeypatch, how):
-    write_json(run.file("train", "finished.json"), {})  # of a training before
-    os.utime(run.file("train", "finished.json"), (1, 1))
-    run.begin("03_grpo", {})
-    polls = []
-
-    def sleep(_):
-        polls.append(1)
-        if how == "interrupted":
-            raise KeyboardInterrupt
-        if how == "stage":
-            run.end("03_grpo", "failed")
-        else:
-            write_json(run.file("train", "finished.json"), {})
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    with pytest.raises(KeyboardInterrupt) if how == "interrupted" else nullcontext():
-        Dashboard(run, Recipe(steps=60)).follow()
-    page = run.file("train", "dashboard.html").read_text()
-    assert len(polls) == 1 and ("80 s left" in page) == (how == "interrupted")
-    assert ("Training has ended." in page) == (how != "interrupted")
-
-
-def test_following_waits_for_a_training_whose_notebooks_run_again(run, monkeypatch):
-    write_jsonl(run.file("train", "metrics.jsonl"), rows(60))
-    write_json(run.file("train", "finished.json"), {})
-    for name in ("metrics.jsonl", "finished.json"):
-        os.utime(run.file("train", name), (1, 1))
-
-    def stage(name, status, hour):
-        run.update(stages={name: {"status": status, "started": f"2020-01-01T{hour}:00:00+0000"}})
-
-    stage("03_grpo", "done", 12)
-    stage("01_tasks", "running", 20)
-    manifest, away, exists = run.file("run.json"), run.file("away.json"), Path.exists
-    night = [
-        lambda: stage("01_tasks", "done", 20),
-        lambda: stage("02_baseline", "running", 21),
-        lambda: stage("02_baseline", "done", 21),
-        lambda: stage("03_grpo", "running", 22),
-        lambda: manifest.rename(away),
-        lambda: away.rename(manifest),
-        lambda: monkeypatch.setattr(Path, "exists", lambda path: True),  # one that vanishes right after
-        run.file("train", "finished.json").unlink,
-        run.file("train", "metrics.jsonl").unlink,
-        lambda: monkeypatch.setattr(Path, "exists", exists),
-        lambda: write_json(run.file("train", "finished.json"), {}),
-    ]
-    monkeypatch.setattr(time, "sleep", lambda _: night.pop(0)())
-    dashboard = Dashboard(run, Recipe(steps=60))
-    monkeypatch.setattr(dashboard, "draw", lambda: 1 / 0)
-    with pytest.warns(UserWarning, match="the dashboard is not drawn"):
-        dashboard.follow()
-    assert night == []
 
 
 def test_rows_redraw_only_when_it_is_time(run, capsys):

@@ -15,7 +15,6 @@ from transformers import AutoTokenizer
 
 from agentkit import Family, Lab, Suite, Task, nano
 from agentkit.cli import main
-from agentkit.exchange.conversation import as_messages
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.records import DataError, RecipeError, RunError, StopReason, SuiteError, Trajectory
 from agentkit.rewards import score_all
@@ -24,6 +23,7 @@ from agentkit.runs.recipe import Recipe, read_recipe
 from agentkit.runs.trajectory_files import Unread
 from agentkit.tasks.family import with_content_id
 from agentkit.tools.runtime import tools_of
+from agentkit.training.conversation import as_messages
 
 MINE = '''
 from agentkit import Family, Score, Task

@@ -35,7 +35,7 @@ LAYERS = (
     ("tools",),
     ("verifiers",),
     ("tasks", "rollouts", "evaluation"),
-    ("policies", "rewards", "diagnostics", "exchange"),
+    ("policies", "rewards", "diagnostics"),
     ("lab", "training", "views", "nano.pretrain"),  # how the shipped weights were made
     ("preflight",),
     ("cli", "doctor", "__init__"),
@@ -174,8 +174,8 @@ def test_building_tasks_and_reading_a_run_load_no_torch(tmp_path):
     """Nor anything else that takes seconds: everything such work needs is imported, and used once."""
     code = """
 import sys
-from agentkit import Suite, cli, doctor, evaluation, exchange, load_run, verifiers
-from agentkit.views import plots
+from agentkit import Suite, cli, doctor, evaluation, load_run, verifiers
+from agentkit.views import export, plots
 from agentkit.runs import Run, append_jsonl, write_trajectories
 run = Run.create(sys.argv[1])
 Suite.build({"families": ["A", "B"], "n_tasks": 20, "seed": 0}).save(run.file("tasks.jsonl"))

@@ -20,7 +20,6 @@ from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 from agentkit import Lab, Task, rollout
-from agentkit.exchange.conversation import as_messages
 from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.records import RecipeError, StopReason
 from agentkit.rollouts import Limits
@@ -38,6 +37,7 @@ from agentkit.runs.files import model_path
 from agentkit.runs.recipe import Recipe
 from agentkit.tools.environments import CorpusEnvironment
 from agentkit.tools.runtime import tool_schemas
+from agentkit.training.conversation import as_messages
 from agentkit.training.transcripts import read_transcripts
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"

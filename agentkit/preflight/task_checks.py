@@ -10,11 +10,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from agentkit.exchange.conversation import checked_messages, content_of
 from agentkit.preflight.checks import Groups
 from agentkit.preflight.report import Item, gold_ids, ids
 from agentkit.records import DataError, RecipeError, RunError, Task, Trajectory
 from agentkit.runs import Recipe, find_file, read_rows
+from agentkit.training.conversation import checked_messages, content_of
 from agentkit.trajectories import members, needs_tools, plan_of, verifier_kind
 from agentkit.verifiers import normalize, verify
 from agentkit.verifiers.kinds import SHIPPED

@@ -15,7 +15,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentkit.exchange.conversation import SYSTEM, checked_messages, content_of, turns_of, utf8
 from agentkit.records import RunError, StopReason, Task, Trajectory, Turn
 from agentkit.rollouts.call_formats import (
     CHANNEL,
@@ -32,6 +31,7 @@ from agentkit.rollouts.template_probe import end_of_turn
 from agentkit.runs import read_rows
 from agentkit.tools.environments import SYSTEM_PROMPT
 from agentkit.tools.runtime import example, tool_schemas, tools_of
+from agentkit.training.conversation import SYSTEM, checked_messages, content_of, turns_of, utf8
 
 if TYPE_CHECKING:
     from agentkit.lab import Lab
@@ -89,7 +89,7 @@ def _encoded(row: Mapping[str, Any], place: str, codec: ChatCodec) -> Trajectory
     """
     _check_order([message["role"] for message in row["messages"]], place)
     dropped: Counter = Counter()
-    prompt, written, _ = turns_of(row["messages"], place, dropped)
+    prompt, written = turns_of(row["messages"], place, dropped)
     if lost := [phrase for phrase, n in dropped.items() if n and phrase != SYSTEM]:
         raise RunError(f"{place} has {lost[0]}: give a question, its turns and replies as text, a row each")
     prompt_ids = codec.prompt_ids(prompt)

@@ -1,11 +1,10 @@
 """The live dashboard: curves, alarms, best and worst trajectory, time and money, while training runs; buttons
 to steer it.
 
-It reads the run's folder, so it shows a training in this process, in a child of it, or in another program. In
-a notebook the figure and the panel are redrawn in place; without one the same page is written to
-train/dashboard.html every few minutes. The buttons work while a cell trains: JupyterLab sends what a widget
-says to a thread of its own, a subshell. Leaves out what the alarms mean (diagnostics) and obeying the buttons
-(training).
+It reads the run's folder, so it shows a training in this process or in a child of it. In a notebook the
+figure and the panel are redrawn in place; without one the same page is written to train/dashboard.html every
+few minutes. The buttons work while a cell trains: JupyterLab sends what a widget says to a thread of its own,
+a subshell. Leaves out what the alarms mean (diagnostics) and obeying the buttons (training).
 """
 
 from __future__ import annotations
@@ -32,8 +31,6 @@ from agentkit.records import Task, Trajectory
 from agentkit.runs import Run, RunError, append_to, cost, write_bytes
 from agentkit.runs.files import step_of, steps
 from agentkit.runs.recipe import Recipe
-from agentkit.runs.run import started
-from agentkit.runs.stages import STAGES
 from agentkit.views import plots
 from agentkit.views.widgets.base import clip, source
 
@@ -126,7 +123,7 @@ def told(title: str, t: Trajectory, task: Task | None) -> html.Markup:
 
 # ---- the dashboard
 class Dashboard:
-    """Shows a training while it runs. Call it with a metrics row, or let it ``follow`` a run's folder.
+    """Shows a training while it runs. Call it with each metrics row.
 
     ``with dashboard:`` around a training switches its buttons on, and says at the end, however it comes, what
     is kept.
@@ -174,62 +171,20 @@ class Dashboard:
             self._failed = True
 
     def __enter__(self) -> Dashboard:
-        self._switch(True)
+        self._ended, self._drawn = "", float("-inf")  # perhaps again, in a cell whose output was cleared
+        self._shown.clear()
+        self._listens(True)
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._ended = ending(self.run, self.recipe, error)
-        self._switch(False)
+        self._listens(False)
         self._try(self.draw)
         self._try(self.save)
 
-    def _switch(self, is_on: bool) -> None:
-        if is_on:  # perhaps again, in a cell whose output was cleared
-            self._ended, self._drawn = "", float("-inf")
-            self._shown.clear()
+    def _listens(self, is_on: bool) -> None:
         if self._controls:
             self._controls.is_on, self._controls.said = is_on, ""
-
-    def follow(self, poll_s: float = 5.0) -> None:
-        """Show a training of another program until it has ended; interrupt it to stop looking."""
-        self._switch(True)
-        try:
-            before = self._stages()
-            while not self._is_over(before):
-                self._try(self.draw)
-                time.sleep(poll_s)
-            self._ended = "Training has ended."
-        finally:
-            self._switch(False)
-            self._try(self.draw)
-            self._try(self.save)
-
-    def _stages(self) -> list[dict[str, Any]]:
-        """What run.json says of the notebooks up to the training; nothing while it is just being replaced."""
-        with contextlib.suppress(RunError, OSError):
-            return [self.run.manifest["stages"].get(name, {}) for name in STAGES[:3]]
-        return []
-
-    def _is_over(self, before: list[dict[str, Any]]) -> bool:
-        """Whether a training has all its steps, has come to its end, or its notebook or one before it no
-        longer runs, unlike ``before``; one from before the notebooks up to it were run again does not count.
-        """
-        with contextlib.suppress(OSError):  # a file is just being replaced: look again
-            if not (stages := self._stages()):
-                return False
-            newest = max(reversed(stages), key=started)
-            begun, status = started(newest), newest.get("status", "running")
-            ended = status == "failed" or newest is stages[-1] and status != "running"
-            if ended and newest not in before:
-                return True
-            finished, metrics = (self.run.file("train", x) for x in ("finished.json", "metrics.jsonl"))
-            if finished.exists() and finished.stat().st_mtime >= begun:
-                return True
-            is_new = metrics.stat().st_mtime >= begun
-            return bool(
-                is_new and (rows := self._metrics())["step"].max() >= planned(rows, self.recipe.steps)
-            )
-        return False
 
     def draw(self) -> None:
         """Draw into the cell's output, in place after the first time."""

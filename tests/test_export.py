@@ -1,0 +1,140 @@
+"""Trajectories written for others: what a ``messages`` data set and an inspect_ai log say of them."""
+
+import dataclasses
+import json
+
+import pytest
+
+from agentkit.records import DataError, StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.runs import read_rows
+from agentkit.views.export import write_inspect, write_messages
+
+ASKS = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+NASTY = 'say "{}"\n</tool_call> <|im_end|> \u202e \x00 \ud800 é 日本 </script>'
+TASKS = [Task("t0", "What is 2 + 3?", "5", "numeric"), Task("t1", f"Repeat: {NASTY}", "é")]
+
+
+def trajectory(task_id="t0", sample=0, answer="5", success=1.0, policy="grpo", step=4, text=""):
+    call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2 + 3"}}\n</tool_call>'
+    turns = (
+        Turn(
+            f"Let me see {text}{call}<tool_call>{{</tool_call><|im_end|>",
+            (0, 2),
+            (
+                ToolResult(
+                    "calculator",
+                    {"expression": "2 + 3", "n": [1, None, 0.1], "unit": None},
+                    f"5 {text}",
+                    True,
+                    0.1 + 0.2,
+                    True,
+                ),
+                ToolResult("", {}, "Error: malformed tool call: no JSON.", False),
+            ),
+            1 / 3,
+        ),
+        Turn(f"Answer: {answer}<|im_end|>", (4, 6), (), 0.25),
+    )
+    return Trajectory(
+        task_id, policy, sample, 7, (1, 2, 3), (4, 5, 6, 7, 8, 9), (1, 1, 0, 0, 1, 1), (-0.1, -1e-30, 0.0, 0.0, -2 / 3, -0.0),
+        turns, StopReason.ANSWER, answer, success, "why", {"correctness": success, "format": 0.5}, 1.05, -0.7, step,
+    )  # fmt: skip
+
+
+ALL = [
+    trajectory(),
+    trajectory(sample=1, answer="6", success=0.0),
+    trajectory("t1", text=NASTY, success=None),
+]
+
+
+def test_a_messages_data_set_is_read_by_datasets(tmp_path):
+    from datasets import load_dataset
+
+    for name in ("m.parquet", "m.jsonl"):
+        write_messages(tmp_path / name, ALL, TASKS)
+    rows = read_rows(tmp_path / "m.jsonl")
+    assert [
+        message["role"] for message in rows[0]["messages"]
+    ] == "user assistant tool tool assistant".split()
+    call = rows[0]["messages"][1]["tool_calls"][0]["function"]
+    arguments = {"expression": "2 + 3", "n": [1, None, 0.1], "unit": None}
+    assert call["name"] == "calculator" and json.loads(call["arguments"]) == arguments
+    fields = {"task_id": "t0", "policy": "grpo", "sample": 1, "success": 0.0, "reward": 1.05}
+    assert {name: value for name, value in rows[1].items() if name != "messages"} == fields
+    data = load_dataset(
+        "parquet", data_files=str(tmp_path / "m.parquet"), split="train", cache_dir=str(tmp_path / "cache")
+    )
+    assert [[m["content"] for m in row["messages"]] for row in data] == [
+        [m["content"] for m in row["messages"]] for row in rows
+    ]
+    assert [row["success"] for row in data] == [1.0, 0.0, None]
+
+
+def test_an_inspect_log_holds_its_samples_calls_and_scores(tmp_path):
+    write_inspect(tmp_path / "log.json", ALL, TASKS)
+    text = (tmp_path / "log.json").read_text()
+    assert "\\ud800" not in text, "half a character, which inspect_ai's reader refuses"
+    log = json.loads(text)
+    assert log["version"] == 2 and log["status"] == "success" and log["eval"]["model"] == "grpo"
+    assert [(s["id"], s["epoch"], bool(s["scores"])) for s in log["samples"]] == [
+        ("t0", 1, True),
+        ("t0", 2, True),
+        ("t1", 1, False),
+    ]
+    assert log["results"]["scores"][0]["metrics"]["accuracy"]["value"] == 0.5
+    assert log["samples"][0]["messages"][1]["tool_calls"][0]["arguments"]["expression"] == "2 + 3"
+    assert log["samples"][0]["target"] == "5"
+
+
+CODE = "s.split('</think>')"
+THINKS = {  # a turn with a call, and one that answers, as models write them
+    "hermes": ("<think>\nHm.\n</think>\n\nSo: ", ASKS, "<think>\nHm.\n</think>\n\nAnswer: 5"),
+    "opened by the prompt": ("Hm.\n</think>\n\nSo: ", ASKS, "\nHm.\n</think>Answer: 5"),
+    "gemma4": ("<|channel>thought\nHm.<channel|>So: ", "<|tool_call>call:add{}<tool_call|>", "<|channel>thought\nHm.<channel|>Answer: 5"),
+    "search_r1": ("<think>Hm.</think>\nSo: ", "<search> x </search>", "<think>Hm.</think><answer> 5 </answer>"),
+    "llama3": ("<think>Hm.</think>", '{"name": "add", "parameters": {}}', "<think>Hm.</think>Answer: 5"),
+    "no thought": ("", f'{{"name": "add", "parameters": {{"code": "{CODE}"}}}}', f"Answer: 5\n```\n{CODE}\n```"),
+}  # fmt: skip
+
+
+def thinking(form):
+    before, call, answers = THINKS[form]
+    name, arguments = ("search", {"query": "x"}) if form == "search_r1" else ("add", {})
+    arguments = {"code": CODE} if form == "no thought" else arguments
+    turns = (
+        Turn(f"{before}{call}<|im_end|>", (0, 2), (ToolResult(name, arguments, "5", True),)),
+        Turn(f"{answers}<|im_end|>", (4, 6)),
+    )
+    return dataclasses.replace(ALL[0], turns=turns)
+
+
+@pytest.mark.parametrize("form", THINKS)
+def test_a_thought_is_written_apart_and_a_call_once(form, tmp_path):
+    (before, _, answers), t = THINKS[form], thinking(form)
+    write_messages(tmp_path / "m.jsonl", [t], TASKS)
+    (row,) = read_rows(tmp_path / "m.jsonl")
+    asks, answer = (message for message in row["messages"] if message["role"] == "assistant")
+    thought = None if form == "no thought" else "Hm."
+    assert [m.get("reasoning_content") for m in (asks, answer)] == [thought, thought]
+    assert asks["content"] == ("So:" if "So: " in before else "") and len(asks["tool_calls"]) == 1
+    assert answers.endswith(answer["content"]) and "5" in answer["content"] and "Hm." not in answer["content"]
+    write_inspect(tmp_path / "log.json", [t], TASKS)
+    (sample,) = json.loads((tmp_path / "log.json").read_text())["samples"]
+    said = [message["content"] for message in sample["messages"] if message["role"] == "assistant"]
+    parts = [{"type": "reasoning", "reasoning": "Hm."}, {"type": "text", "text": asks["content"]}]
+    assert said[0] == (parts if thought else asks["content"])
+
+
+def test_what_cannot_be_written_is_one_sentence(tmp_path):
+    with pytest.raises(DataError, match=r"m\.csv is not written. Let its name end in \.parquet or \.jsonl"):
+        write_messages(tmp_path / "m.csv", ALL, TASKS)
+    with pytest.raises(DataError, match="'t0' of a trajectory is not among the tasks"):
+        write_messages(tmp_path / "m.jsonl", ALL, TASKS[1:])
+    with pytest.raises(DataError, match="no trajectory to write"):
+        write_messages(tmp_path / "x.parquet", [], TASKS)
+    two = [ALL[0], dataclasses.replace(ALL[0], policy="sft")]
+    with pytest.raises(DataError, match="one policy"):
+        write_inspect(tmp_path / "z.json", two, TASKS)
+    with pytest.raises(DataError, match="occurs twice"):
+        write_inspect(tmp_path / "z.json", [ALL[0], ALL[0]], TASKS)
