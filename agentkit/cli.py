@@ -583,36 +583,10 @@ def serve_command(
     os.execve(command[0], command, environment)
 
 
-def nano_command(
-    *,
-    out: OptionalFile = None,
-    seed: int = 0,
-    minutes: float = 44.0,
-    families: Annotated[str, arg(metavar="A,B")] = "",
-    as_json: Json = False,
-) -> int:
-    """Pre-train the small agent again (under 45 minutes on two cores), or further on other families.
-
-    Args:
-        out: folder to write; by default the package's own data, which only a new agent may replace
-        seed: of first weights and batches
-        minutes: wall-clock budget of the training
-        families: train the agent that ships further on these alone, with all its weights, such as drawing
-    """
-    from agentkit.nano import pretrain
-
-    if families and out is None:
-        raise RunError(
-            "say --out FOLDER: an agent of its own for these families does not replace the one that ships"
-        )
-    result = pretrain.pretrain(located(out or pretrain.DATA), seed=seed, minutes=minutes, families=families)
-    return _print(as_json, result, str(result))
-
-
 _ORDER = (
     new_command, run_command, sweep_command, preflight_command, cost_command,
     report_command, alarms_command, merge_command, audit_command,
-    gaia_command, doctor_command, serve_command, nano_command,
+    gaia_command, doctor_command, serve_command,
 )  # fmt: skip
 COMMANDS = {command.__name__.removesuffix("_command"): command for command in _ORDER}
 

@@ -390,10 +390,10 @@ def test_where_there_are_no_tools_nothing_is_a_call(tokenizer, format):
         assert (found.text, found.calls, found.errors) == (text, (), ())
 
 
-@pytest.mark.parametrize("format", ["hermes", "qwen3_coder", "llama3", "search_r1"])
+@pytest.mark.parametrize("format", ["hermes", "qwen3_coder", "llama3"])
 def test_parsing_knows_of_a_thought_opened_before_the_text(format):
-    one = "<search> x </search>" if format == "search_r1" else format_call("search", {"query": "x"}, format)
-    for text in (one, f"hm {one} <answer> 5 </answer>", f"<think>{one}", "Answer: 5"):
+    one = format_call("search", {"query": "x"}, format)
+    for text in (one, f"hm {one} Answer: 5", f"<think>{one}", "Answer: 5"):
         found = parse_turn(text, format, thought=True)
         assert (found.text, found.calls) == ("", ())
         found = parse_turn(f"{text}</think>{one}", format, thought=True)

@@ -525,14 +525,13 @@ def test_a_call_in_openais_older_form_is_one(tokenizer, tmp_path):
     assert first.completion_ids == second.completion_ids and first.turns[0].results[0].name == call["name"]
 
 
-def test_a_query_is_trimmed_in_search_r1s_form_and_a_null_call_is_none(tokenizer, tmp_path):
+def test_a_null_call_of_a_table_of_structs_is_none(tokenizer, tmp_path):
     from agentkit.training.transcripts import read_transcripts
 
-    asks = CALL | {"function": {"name": "search", "arguments": '{"query": " x "}'}}
     null = {"function_call": {"name": None, "arguments": None}}  # as a table of structs may hold it
-    row = said({"content": None, "tool_calls": [asks]}, REPLY, {"content": "Answer: 1"} | null)
+    row = said({"content": None, "tool_calls": [CALL]}, REPLY, {"content": "Answer: 1"} | null)
     write_jsonl(path := tmp_path / "a.jsonl", [row])
-    (read,) = read_transcripts(path, tokenizer, Lab.open({"tool_format": "search_r1"}), given(1))
+    (read,) = read_transcripts(path, tokenizer, Lab.open({}), given(1))
     assert len(read.turns) == 2
 
 
@@ -569,36 +568,6 @@ def test_tools_of_a_table_are_shown_without_the_nulls_it_fills_in(tokenizer, tmp
     )
     assert table[0].prompt_ids == lines[0].prompt_ids and table[0].completion_ids == lines[0].completion_ids
     assert "weigh" in (shown := tokenizer.decode(table[0].prompt_ids)) and "null" not in shown
-
-
-def test_transcripts_in_search_r1s_form_end_as_a_rollout_ends_them(tokenizer, tmp_path):
-    from agentkit.training.transcripts import read_transcripts
-
-    lab = Lab.open({"families": "A", "n_tasks": 40, "tool_cache": "off", "tool_format": "search_r1"})
-    tasks = [t for t in lab.suite() if all(step["tool"] == "search" for step in t.meta["plan"])][:3]
-    found = lab.rollout(tasks, ScriptedPolicy(tokenizer))
-    rows = [{"messages": as_messages(t, task.prompt)} for t, task in zip(found, tasks, strict=True)]
-    asked = [m for row in rows for m in row["messages"] if m.get("tool_calls")]
-    assert asked and not any(message["content"] for message in asked), "a call is not said twice"
-    path = write_jsonl(tmp_path / "messages.jsonl", rows)
-    for t, again in zip(found, read_transcripts(path, tokenizer, lab, tasks), strict=True):
-        assert (again.completion_ids, again.action_mask) == (t.completion_ids, t.action_mask)
-    write_jsonl(path, [said(ASKS, REPLY, {"reasoning_content": "So.", "content": "Answer: Paris"})])
-    (own,) = read_transcripts(path, tokenizer, lab, tasks)
-    assert tokenizer.decode(own.completion_ids) == (
-        "<search> x </search>\n\n<information>found</information>\n\n"
-        "<think>\nSo.\n</think>\n\n<answer> Answer: Paris </answer>"
-    )
-    add = {"function": {"name": "add", "arguments": "{}"}}
-    for calls, says in (
-        ([CALL, OTHER], "2 calls in one turn"),
-        ([add], "row 1: .* cannot say a call of 'add'"),
-    ):
-        write_jsonl(
-            path, [said({"tool_calls": calls}, *[REPLY | {"tool_call_id": c.get("id")} for c in calls])]
-        )
-        with pytest.raises(RunError, match=says):
-            read_transcripts(path, tokenizer, lab, tasks)
 
 
 CALL = {"id": "a", "type": "function", "function": {"name": "search", "arguments": '{"query": "x"}'}}

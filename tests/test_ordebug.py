@@ -7,7 +7,6 @@ import random
 import time
 from dataclasses import replace
 
-import psutil
 import pytest
 from says import Says
 from transformers import AutoTokenizer
@@ -151,9 +150,7 @@ HARD = "max a0\n" + "\n".join(  # Cornuejols and Dawande's market split: infeasi
 ) + "\n" + "\n".join(f"u{v}: a{v} <= 1" for v in range(45)) + "\ninteger " + ", ".join(f"a{v}" for v in range(45))  # fmt: skip
 
 
-def test_a_solver_that_does_not_end_is_killed_with_its_process(monkeypatch):
-    linear.apart(linear.conflict_in, BROKEN, ())  # a worker has started
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
+def test_nobody_waits_for_a_solver_that_does_not_end(monkeypatch):
     monkeypatch.setattr(linear, "LIMIT_S", 0.5)
     start = time.perf_counter()
     with pytest.raises(linear.Unsolved, match=r"did not end within 0\.5 s"):
@@ -161,10 +158,6 @@ def test_a_solver_that_does_not_end_is_killed_with_its_process(monkeypatch):
     assert time.perf_counter() - start < 30
     monkeypatch.setattr(linear, "LIMIT_S", 20.0)
     assert json.loads(linear.apart(linear.conflict_in, BROKEN, (("c4", None),))) == []
-    left = {child for child in psutil.Process().children(recursive=True) if child.pid not in before}
-    assert len(left) <= 1 and all("worker.py" in " ".join(child.cmdline()) for child in left), (
-        "one worker anew"
-    )
 
 
 def test_without_a_verdict_of_the_solver_nothing_is_scored(monkeypatch, lab, tokenizer):

@@ -77,14 +77,7 @@ class TestCodeEnvironment(EnvironmentConformance):
 
 class TestWorkbenchEnvironment(EnvironmentConformance):
     factory = WorkbenchEnvironment
-    calls = [
-        WRITE,
-        READ,
-        ToolCall("list_files", {}),
-        PROGRAM,
-        ToolCall("sql", {"query": "SELECT count(*) FROM city"}),
-        SUM,
-    ]
+    calls = [WRITE, READ, ToolCall("list_files", {}), PROGRAM, SUM]
 
 
 class TestForeignEnvironment(EnvironmentConformance):

@@ -88,17 +88,6 @@ def test_a_cut_thought_is_ended_by_the_loop_and_only_what_was_sampled_is_trained
     assert {i for i, source in enumerate(shown) if source == "model"} == spans - written
 
 
-@pytest.mark.parametrize("name", ["gemma4", "gemma4_v2"])  # whose calls are Gemma's, and Hermes'
-def test_the_template_says_what_frames_a_thought(tokenizer, name):
-    codec = quiet(ChatCodec, templated(tokenizer, name), "Use the tools.", tool_schemas(Library()))
-    call = format_call("look_up", {"number": 1}, codec.format, codec.tools)
-    thought = codec._encode(f"<|channel>thought\nI could {call} or")
-    assert codec.parse([*thought, *codec.closing, *codec._encode("Answer: Paris")]).text == "Answer: Paris"
-    assert codec.parse(thought).calls == () and len(thought) - 3 <= codec.thought_length(thought) < len(
-        thought
-    )
-
-
 @pytest.mark.parametrize("name", ["qwen2_5", "llama3_1", "qwen3_5_think", "glm4moe"])
 def test_a_mark_inside_a_call_opens_no_thought(tokenizer, name):
     codec = quiet(ChatCodec, templated(tokenizer, name), "Use the tools.", tool_schemas(Library()))

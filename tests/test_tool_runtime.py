@@ -1,35 +1,28 @@
-"""Declared tools: the time limit really ends what can be ended, and bounds what cannot; places, tries,
-processes.
-"""
+"""Declared tools: the time limit really ends what can be ended, and bounds what cannot."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from agentkit import Task, ToolCall
-from agentkit.runs import project_root
-from agentkit.runs.labfile import load_module
 from agentkit.tasks import solve
 from agentkit.tools import execution as tool_execution
-from agentkit.tools.environments import CorpusEnvironment
 from agentkit.tools.runtime import ToolSpec, run_blocking, run_call, tool, tool_schemas, tools_of
 
 
 class Bench:
     """Tools with declarations of every kind."""
 
-    def __init__(self, log: str = ""):
-        self.log, self.ran, self.now, self.most, self.seen = log, 0, 0, 0, {}
+    def __init__(self):
+        self.now, self.most, self.seen = 0, 0, {}
 
     def reset(self, **row):
         pass
@@ -41,27 +34,6 @@ class Bench:
         await asyncio.sleep(0.05)
         self.now -= 1
         return "done"
-
-    @tool(retries=2, backoff_s=0.01)
-    def flaky(self, fails: int) -> str:
-        self.ran += 1
-        if self.ran <= fails:
-            raise ConnectionError("no route")
-        return f"try {self.ran}"
-
-    @tool(retries=2, backoff_s=0.01)
-    async def flaky_later(self, fails: int) -> str:
-        return self.flaky(fails)
-
-    @tool(retries=5, backoff_s=0.01)
-    def wrong(self) -> str:
-        self.ran += 1
-        raise ValueError("there is no such page")
-
-    @tool(retries=9, backoff_s=5.0, timeout_s=0.5)
-    def patient(self) -> str:
-        self.ran += 1
-        raise ConnectionError("no route")
 
     @tool(timeout_s=0.3)
     async def awaits(self) -> str:
@@ -93,25 +65,6 @@ class Bench:
     def sleeps(self) -> str:
         time.sleep(60)
 
-    @tool(process=True, timeout_s=5.0)
-    def runs(self, how: str) -> str:
-        Path(self.log).write_text(str(os.getpid()))
-        if how == "hang":
-            subprocess.Popen(["sleep", "300"])
-            while True:
-                pass
-        if how == "crash":
-            os.kill(os.getpid(), 11)
-        if how == "exit":
-            sys.exit(3)
-        if how == "value":
-            raise ValueError("be kind")
-        if how == "key":
-            raise KeyError("k")
-        print("noise on stdout")
-        self.seen["kept"] = True
-        return how
-
 
 def run(name, environment=None, timeout_s=10.0, **arguments):
     return asyncio.run(run_call(ToolCall(name, arguments), environment or Bench(), timeout_s=timeout_s))
@@ -128,14 +81,7 @@ def test_a_wrong_declaration_is_refused(declared, says):
         tool(**declared)
 
 
-def test_a_declaration_that_cannot_be_kept_is_refused():
-    with pytest.raises(ValueError, match="later is async; process=True is for plain functions"):
-
-        class E:
-            @tool(process=True)
-            async def later(self) -> str:
-                return ""
-
+def test_an_unknown_declaration_is_refused():
     with pytest.raises(TypeError, match="cache"):
         tool(cache=True)
 
@@ -155,8 +101,8 @@ def test_a_declared_method_is_the_method_itself(corpus):
     assert (
         list(tools_of(environment)) == ["look"] and tool_schemas(environment)[0]["function"]["name"] == "look"
     )
-    above = type("E", (), {"look": tool(retries=3)(staticmethod(lambda query: query))})()
-    assert above.look("x") == "x" and above.look.tool_spec == ToolSpec(retries=3)
+    above = type("E", (), {"look": tool(pure=True)(staticmethod(lambda query: query))})()
+    assert above.look("x") == "x" and above.look.tool_spec == ToolSpec(pure=True)
 
 
 # ---- places
@@ -166,25 +112,6 @@ def test_no_more_calls_at_once_than_declared():
 
     environment = Bench()
     assert all(r.ok for r in asyncio.run(many(environment))) and environment.most == 2
-
-
-@pytest.mark.parametrize("name", ["flaky", "flaky_later"])
-def test_a_call_that_fails_is_tried_again_as_often_as_declared(name):
-    environment = Bench()
-    assert run(name, environment, fails=2).observation == "try 3" and environment.ran == 3
-    environment = Bench()
-    found = run(name, environment, fails=3)
-    assert (found.ok, found.observation, environment.ran) == (False, "Error: ConnectionError: no route.", 3)
-
-
-def test_what_a_tool_says_to_the_policy_is_not_tried_again():
-    environment = Bench()
-    assert run("wrong", environment).observation == "Error: there is no such page." and environment.ran == 1
-
-
-def test_all_tries_end_within_the_time_limit():
-    environment = Bench()
-    assert not run("patient", environment).ok and environment.ran == 1
 
 
 # ---- async tools
@@ -350,178 +277,6 @@ def test_an_exception_without_a_message_is_an_observation(kind, says):
 def test_text_with_methods_of_its_own_is_plain_text():
     found = run("loud", Silent())
     assert found.ok and type(found.observation) is str and found.observation == "fine"
-
-
-# ---- processes
-class Heavy(CorpusEnvironment):
-    @tool(process=True)
-    def count(self, text: str) -> int:
-        return len(text)
-
-
-def test_a_tool_of_a_users_environment_runs_in_a_process(corpus):
-    assert run("count", Heavy(corpus), text="abc").observation == "3"
-
-
-def test_a_process_answers_and_works_on_a_copy(tmp_path):
-    environment = Bench(str(tmp_path / "pid"))
-    assert run("runs", environment, how="fine").observation == "fine" and environment.seen == {}
-    first = (tmp_path / "pid").read_text()
-    assert int(first) != os.getpid()
-    assert (
-        run("runs", environment, how="again").ok and (tmp_path / "pid").read_text() == first
-    )  # the process is used again
-
-
-@pytest.mark.parametrize(
-    ("how", "says"),
-    [("value", "Error: be kind."), ("key", "Error: KeyError: 'k'."), ("exit", "Error: SystemExit: 3."),
-     ("crash", "Error: RuntimeError: its process ended with status -11.")],
-)  # fmt: skip
-def test_whatever_happens_in_a_process_is_an_observation(tmp_path, how, says):
-    environment = Bench(str(tmp_path / "pid"))
-    assert run("runs", environment, how=how).observation == says
-    assert run("runs", environment, how="fine").ok
-
-
-def test_a_process_is_killed_with_all_it_started_when_its_time_is_up(tmp_path):
-    found = run("runs", Bench(str(tmp_path / "pid")), how="hang")
-    assert found.observation == "Error: runs did not answer within 5 s."
-    group, start = int((tmp_path / "pid").read_text()), time.monotonic()
-    while members(group) and time.monotonic() - start < 60:
-        time.sleep(0.05)
-    assert members(group) == []
-
-
-def members(group: int) -> list[int]:
-    """Living processes of a process group."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, pgrp = path.read_text().rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        if int(pgrp) == group and state != "Z":
-            found.append(int(path.parent.name))
-    return found
-
-
-def test_a_process_ends_with_its_parent(tmp_path):
-    code = f"""
-import asyncio, os, sys
-sys.path.insert(0, {str(project_root(__file__) / "tests")!r})
-from test_tool_runtime import Bench, ToolCall, run_call
-asyncio.run(run_call(ToolCall("runs", {{"how": "fine"}}), Bench({str(tmp_path / "pid")!r})))
-os.kill(os.getpid(), 9)
-"""
-    subprocess.run([sys.executable, "-c", code], cwd=project_root(__file__), timeout=120)
-    group, start = int((tmp_path / "pid").read_text()), time.monotonic()
-    while members(group) and time.monotonic() - start < 60:
-        time.sleep(0.05)
-    assert members(group) == []
-
-
-def test_a_tool_defined_in_a_script_or_a_cell_runs_in_a_process():
-    code = """
-import asyncio
-from agentkit import ToolCall
-from agentkit.tools.runtime import run_call, tool
-FACTOR = 7
-def helper(x): return x * FACTOR
-class Cell:
-    def __init__(self): self.n = 6
-    @tool(process=True)
-    def work(self) -> str: return str(helper(self.n))
-print(asyncio.run(run_call(ToolCall("work", {}), Cell(), timeout_s=60)).observation)
-"""
-    child = subprocess.run(
-        [sys.executable, "-c", code], cwd=project_root(__file__), capture_output=True, text=True, timeout=120
-    )
-    assert child.stdout.strip() == "42", child.stderr
-
-
-LAB = """
-import dataclasses
-from agentkit.tools.runtime import tool
-from lab_helper import FACTOR
-
-class Base:
-    def reset(self, **row):
-        pass
-
-@dataclasses.dataclass
-class Stock:
-    count: int
-
-class Shop(Base):
-    def __init__(self):
-        self.stock = Stock(6)
-
-    @tool(process=True)
-    def work(self, more: int) -> str:
-        return f"{__name__} {type(self).__mro__[1].__name__} {self.stock.count * FACTOR + more + EXTRA}"
-
-EXTRA = 0
-"""
-
-
-def load_file(monkeypatch, name: str, path: Path):
-    """Load a module from a path and register it, as a user's lab file is."""
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_tool_of_a_lab_file_runs_in_a_process(tmp_path, monkeypatch):
-    """Its module is loaded from a path under a name that no other process can import; so is what it imports."""
-    (tmp_path / "helper.py").write_text("FACTOR = 7\n")
-    (tmp_path / "mine.py").write_text(LAB)
-    load_file(monkeypatch, "lab_helper", tmp_path / "helper.py")
-    monkeypatch.syspath_prepend(tmp_path)  # as the lab does
-    shop = load_file(monkeypatch, "agentkit_lab_mine", tmp_path / "mine.py").Shop()
-    assert run("work", shop, more=0, timeout_s=60).observation == "agentkit_lab_mine Base 42"
-    assert run("work", shop, more=1, timeout_s=60).observation == "agentkit_lab_mine Base 43"
-
-
-def test_a_lab_file_that_changed_is_loaded_anew(tmp_path, monkeypatch):
-    (tmp_path / "helper.py").write_text("FACTOR = 7\n")
-    load_file(monkeypatch, "lab_helper", tmp_path / "helper.py")
-    for number, folder in enumerate(("a", "a", "b")):
-        path = tmp_path / folder / "mine.py"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(LAB.replace("EXTRA = 0", f"EXTRA = {number}"))
-        os.utime(path, ns=(number, number))
-        shop = load_file(monkeypatch, "agentkit_lab_mine", path).Shop()
-        assert run("work", shop, more=0, timeout_s=60).observation.endswith(f" {42 + number}")
-
-
-def test_what_a_lab_file_imports_from_beside_it_is_loaded_anew_with_it(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "shop.py").write_text(LAB.replace("lab_helper", "beside_the_shop"))
-    helper = tmp_path / "beside_the_shop.py"
-    for number in (7, 8):
-        helper.write_text(f"FACTOR = {number}\n")
-        os.utime(helper, (number, number))  # one second's changes of one length are no change to Python
-        shop = load_module(tmp_path / "shop.py").Shop()
-        assert run("work", shop, more=0, timeout_s=60).observation.endswith(f" {6 * number}")
-
-
-def test_a_tool_that_cannot_be_sent_to_a_process_says_so():
-    class Holds:
-        def __init__(self):
-            self.lock = threading.RLock()
-            self.generator = (i for i in range(3))
-
-        @tool(process=True)
-        def work(self) -> str:
-            return "never"
-
-    found = run("work", Holds())
-    assert not found.ok and found.observation.startswith(
-        "Error: the tool cannot run in a process of its own: "
-    )
 
 
 WORKERS = """

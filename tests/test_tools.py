@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import contextlib
 import math
 import threading
 import time
@@ -14,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkit import ToolCall, sandbox
-from agentkit.tools import calculate, database, run_program, search_passages
+from agentkit.tools import calculate, run_program, search_passages
 from agentkit.tools import files as file_tool
-from agentkit.tools.database import query_database
 from agentkit.tools.environments import CodeEnvironment
 from agentkit.tools.files import Workspace
 from agentkit.tools.python import with_last_shown
@@ -166,87 +164,6 @@ def test_a_query_that_is_none_is_refused(corpus, query, says):
 @pytest.mark.parametrize("query", ["???", "the of and", "xqzzyv", "_", "\ud800", "\x00"])
 def test_a_query_that_finds_nothing_says_so(corpus, query):
     assert search_passages(corpus, query) == "No passage matches. Try other words."
-
-
-# ---- database
-@pytest.mark.parametrize(
-    ("sql", "shows"),
-    [
-        ("SELECT capital FROM country WHERE name = 'France'", "capital\nParis"),
-        ("SELECT count(*) AS n, NULL FROM neighbour WHERE country = 'France'", "n | NULL\n"),
-        ("SELECT name FROM country WHERE name = 'Atlantis'", "name\n(no rows)"),
-        ("WITH big AS (SELECT * FROM city WHERE population > 1e7) SELECT count(*) FROM big", "count(*)\n"),
-        (
-            "SELECT text FROM passage WHERE passage MATCH 'capital AND france' ORDER BY bm25(passage) LIMIT 1",
-            "text\nThe capital",
-        ),
-        ("SELECT country, rank() OVER (ORDER BY population DESC) FROM city LIMIT 1", "China | 1"),
-        ("VALUES (1, 'a')", "1 | a"),
-    ],
-)
-def test_a_select_shows_its_rows(corpus, sql, shows):
-    assert shows in query_database(corpus, sql)
-
-
-def test_only_the_first_rows_are_shown(corpus):
-    lines = query_database(corpus, "SELECT name FROM city").split("\n")
-    assert len(lines) == 52 and lines[-1] == "(only the first 50 rows are shown)"
-
-
-@pytest.mark.parametrize(
-    ("sql", "says"),
-    [
-        ("", "the tables are country(name"),
-        ("SELECT * FROM person", "no such table: person; the tables are"),
-        ("SELECT nme FROM country", "no such column"),
-        ("SELEC 1", "syntax error"),
-        ("DROP TABLE country", "only SELECT"),
-        ("DELETE FROM country", "only SELECT"),
-        ("UPDATE country SET name = 'x'", "only SELECT"),
-        ("INSERT INTO neighbour VALUES ('a', 'b')", "only SELECT"),
-        ("CREATE TABLE t (x)", "only SELECT"),
-        ("CREATE TEMP TABLE t AS SELECT 1", "only SELECT"),
-        ("ATTACH '/etc/passwd' AS p", "only SELECT"),
-        ("PRAGMA journal_mode = WAL", "only SELECT"),
-        ("PRAGMA table_info(country)", "only SELECT"),
-        ("SELECT * FROM pragma_database_list", ""),
-        ("VACUUM INTO '/tmp/copy'", ""),
-        ("BEGIN", "only SELECT"),
-        ("SELECT 1; DROP TABLE country", "one statement"),
-        ("SELECT load_extension('x')", "only SELECT"),
-        ("SELECT date()", "only SELECT"),
-        ("SELECT julianday('now')", "only SELECT"),
-        ("SELECT CURRENT_DATE", "only SELECT"),
-        ("SELECT readfile('/etc/passwd')", ""),
-        ("SELECT randomblob(1000000000)", "only SELECT"),
-        ("SELECT zeroblob(1000000000)", "only SELECT"),
-        ("SELECT printf('%.1000000000c', 'x')", "only SELECT"),
-        ("SELECT group_concat(text) FROM passage", "too big"),
-        ("WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT max(x) FROM c", "steps"),
-        ("SELECT count(*) FROM passage a, passage b, passage c", "steps"),
-        ("SELECT a.text FROM passage a, passage b ORDER BY a.text || b.text", ""),
-        ("SELECT " + "(" * 500 + "1" + ")" * 500, ""),
-        ("SELECT " + "1+" * 600 + "1", ""),
-        ("SELECT '\0'", ""),
-        ("SELECT '\ud800'", ""),
-        ("x" * 2_001, "limit is 2000"),
-    ],
-)
-def test_what_is_no_bounded_select_is_a_sentence(corpus, sql, says, monkeypatch, thread_time):
-    monkeypatch.setattr(database, "TIMEOUT_S", 60.0)  # the steps end it, however busy the machine
-    start = thread_time()
-    with pytest.raises(ValueError) as error:
-        query_database(corpus, sql)
-    assert says in str(error.value) and not isinstance(error.value, UnicodeError)
-    assert thread_time() - start < 15
-    assert query_database(corpus, "SELECT capital FROM country WHERE name = 'France'").endswith("Paris")
-
-
-@given(CHARACTERS)
-def test_any_text_is_rows_or_a_sentence(corpus, sql):
-    for query in (sql, f"SELECT {sql} FROM country"):
-        with contextlib.suppress(ValueError):
-            assert isinstance(query_database(corpus, query), str)
 
 
 # ---- files

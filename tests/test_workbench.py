@@ -22,10 +22,6 @@ def test_the_tools_work_together(corpus):
     assert call(bench, "search", query="capital of France").observation.startswith(
         "[1] The capital of France is Paris."
     )
-    assert (
-        call(bench, "sql", query="SELECT capital FROM country WHERE name = 'Peru'").observation
-        == "capital\nLima"
-    )
     assert call(bench, "calculator", expression="6 * 7").observation == "42"
     assert call(bench, "write_file", path="data/n.txt", content="19").ok
     assert call(bench, "python", code="print(int(open('data/n.txt').read()) + 1)").observation == "20"
@@ -36,7 +32,6 @@ def test_the_tools_work_together(corpus):
 def test_whatever_fails_is_an_observation(corpus):
     bench = WorkbenchEnvironment(corpus)
     for name, arguments, says in [
-        ("sql", {"query": "DROP TABLE country"}, "only SELECT"),
         ("python", {"code": "1 / 0"}, "ZeroDivisionError"),
         ("python", {"code": "import os; os.fork()"}, "cannot fork"),
         ("write_file", {"path": "../x", "content": ""}, "is refused"),
@@ -58,7 +53,7 @@ def test_trajectories_share_nothing(corpus):
 
 def test_every_tool_has_a_schema(corpus):
     names = [schema["function"]["name"] for schema in tool_schemas(WorkbenchEnvironment(corpus))]
-    assert sorted(names) == ["calculator", "list_files", "python", "read_file", "search", "sql", "write_file"]
+    assert sorted(names) == ["calculator", "list_files", "python", "read_file", "search", "write_file"]
     assert set(tools_of(WorkbenchEnvironment(corpus))) == set(names)
 
 

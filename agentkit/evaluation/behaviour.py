@@ -20,9 +20,7 @@ from agentkit.records import DataError, Task, ToolResult, Trajectory
 from agentkit.trajectories import call_key, needs_tools, plan_of, results_of, verifier_kind
 
 _NO_PROSE = re.compile(  # calls in the forms of rollouts.call_formats, control tokens, thoughts' marks
-    r"<\|?tool_call(?:_start\|)?>.*?(?:</tool_call>|<tool_call\|>|<\|tool_call_end\|>|\Z)"
-    r"|<search>.*?(?:</search>|\Z)|\{\s*[\"']name[\"']\s*:.*|<\|[^|<>]{1,40}\|>|</?think>",
-    re.DOTALL,
+    r"<tool_call>.*?(?:</tool_call>|\Z)|\{\s*[\"']name[\"']\s*:.*|<\|[^|<>]{1,40}\|>|</?think>", re.DOTALL
 )
 
 

@@ -8,7 +8,6 @@ examples. A flaw strikes where it makes sense: on the shipped tools, and on any 
 import random
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 from agentkit.records import Task, ToolResult
@@ -90,7 +89,6 @@ def play(task: Task, flaws: Flaws, rng: random.Random, tool_format: str, tools: 
         PlanError: the task's plan cannot be played; the message names the step.
     """
     plan = _plan(task, tool_format, tools)
-    answer = partial(_answer, tool_format=tool_format)
     bug = None  # the nearly right code that this trajectory tests and submits
     if _near_misses(task) and rng.random() < flaws.wrong_operation:
         bug = rng.choice(_near_misses(task))
@@ -98,10 +96,10 @@ def play(task: Task, flaws: Flaws, rng: random.Random, tool_format: str, tools: 
     for number, step in enumerate(plan):
         arguments, flaw = step["arguments"], _flaw(task, step, number == 0, flaws, rng)
         if flaw == "in_head":
-            yield answer(_guess(task, rng))
+            yield _answer(_guess(task, rng))
             return
         if flaw == "give_up":
-            yield answer("I could not find this.")
+            yield _answer("I could not find this.")
             return
         if flaw == "skip_lookup":
             if all(other["tool"] == "search" for other in plan):
@@ -128,9 +126,9 @@ def play(task: Task, flaws: Flaws, rng: random.Random, tool_format: str, tools: 
         if not result.ok:
             break
     if bug is not None and "answer_if" in task.meta:
-        yield answer(bug)
+        yield _answer(bug)
     else:
-        yield answer(answer_of(task, values[-1]) if values else task.answer)
+        yield _answer(answer_of(task, values[-1]) if values else task.answer)
 
 
 def _plan(task: Task, tool_format: str, tools: Tools) -> list[dict]:
@@ -172,10 +170,8 @@ def _near_misses(task: Task) -> list[str]:
     return task.meta.get("near_misses", []) if "solution" in task.meta else []
 
 
-def _answer(answer: str, tool_format: str) -> str:
+def _answer(answer: str) -> str:
     """The final turn's text. Several lines of code are fenced: what follows "Answer:" is one line only."""
-    if tool_format == "search_r1":
-        return f"<answer> {answer} </answer>"
     return f"```python\n{answer}\n```" if "\n" in answer else f"Answer: {answer}"
 
 
@@ -206,15 +202,14 @@ def _wrong(expression: str, rng: random.Random) -> str:
 
 
 def _slip(task: Task, name: str, arguments: dict, rng: random.Random, tool_format: str, tools: Tools) -> str:
-    """A call gone wrong: a tool that does not exist, where the format can name one, or no proper end."""
-    if rng.random() < 0.5 and tool_format != "search_r1":
+    """A call gone wrong: a tool that does not exist, or no proper end."""
+    if rng.random() < 0.5:
         wrong_name = {"search": "lookup", "calculator": "compute"}.get(name, f"my_{name}")
         while wrong_name in task.tools:
             wrong_name = f"my_{wrong_name}"
         own = (tool["function"] for tool in tools if tool["function"]["name"] == name)
         renamed = [{"type": "function", "function": each | {"name": wrong_name}} for each in own]
         return format_call(wrong_name, arguments, tool_format, renamed)
-    ends = {"qwen3_coder": "</function>", "search_r1": "</search>", "glm": "</tool_call>", "lfm2": ")"}
-    end = ends.get(tool_format, "}")
+    end = {"qwen3_coder": "</function>", "glm": "</tool_call>"}.get(tool_format, "}")
     before, _, after = format_call(name, arguments, tool_format, tools).rpartition(end)
     return before + after

@@ -3,8 +3,7 @@
 - hermes: Hermes and Qwen, ``<tool_call>{"name": .., "arguments": {..}}</tool_call>`` - qwen3_coder:
 ``<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`` - glm: GLM-4,
 ``<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`` - llama3: Llama 3.1
-and later, the whole turn is ``{"name": .., "parameters": {..}}``, several separated by ";" - lfm2 and gemma4:
-lfm2_gemma4.py - search_r1: arXiv 2503.09516, ``<search>query</search>`` or ``<answer>text</answer>``
+and later, the whole turn is ``{"name": .., "parameters": {..}}``, several separated by ";"
 
 What a model wrote is hostile: every text gives calls, and one sentence for each malformed one, in time
 linear in its length. Calls in ``<think>`` do not count, a thought ends at ``</think>`` or with the text,
@@ -22,21 +21,15 @@ from functools import partial
 from typing import Any
 
 from agentkit.records import ParsedTurn, ToolCall
-from agentkit.rollouts import lfm2_gemma4
 from agentkit.rollouts.call_json import DECODER, checked_call
 
-FORMATS = ("hermes", "qwen3_coder", "llama3", "search_r1", "glm", "lfm2", "gemma4")
+FORMATS = ("hermes", "qwen3_coder", "llama3", "glm")
 MAX_CALLS = 16  # parsed in one turn; the rest is reported as an error
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 THINK, THOUGHT = "<think>", "</think>"
-CHANNEL = ("<|channel>", "<channel|>")  # what frames a thought of Gemma 4
-OPENINGS = (THINK, f"{CHANNEL[0]}thought")  # of a thought
 _A_THOUGHT = re.compile(f"{THINK}.*?(?:{THOUGHT}|\\Z)", re.DOTALL)
 _LEADING_THOUGHTS = re.compile(rf"\s*(?:{_A_THOUGHT.pattern}\s*)*", re.DOTALL)
 _TOO_MANY = f"more than {MAX_CALLS} tool calls in one turn; the rest was ignored"
-NEITHER = (
-    "neither a search nor an answer was found; write <search> query </search>, or <answer> answer </answer>"
-)
 
 
 def check_format(format: str) -> None:
@@ -46,11 +39,7 @@ def check_format(format: str) -> None:
 
 
 def parse_turn(
-    text: str,
-    format: str = "hermes",
-    tools: Sequence[Mapping[str, Any]] = (),
-    thought: bool = False,
-    thoughts: tuple[str, str] | None = None,
+    text: str, format: str = "hermes", tools: Sequence[Mapping[str, Any]] = (), thought: bool = False
 ) -> ParsedTurn:
     """Read the tool calls out of one turn's text, the end token already removed.
 
@@ -63,22 +52,16 @@ def parse_turn(
         tools: the tools' JSON schemas, by which texts of qwen3_coder and glm become numbers, lists and so on;
             without, they stay texts.
         thought: what stood before the text, as the end of the prompt, has opened a thought.
-        thoughts: what frames a thought; None means what the models of the format write.
 
     Raises:
         ValueError: unknown format.
     """
     check_format(format)
-    form = _FORMS[format]
-    thoughts = thoughts or form.thoughts
-    if thought:
-        text = thoughts[0] + text
+    text = THINK * thought + text
     if format == "llama3":
         return _llama3(text, _types(tools))
-    if format == "search_r1":
-        return _search_r1(text)
     prose, calls, errors, position = [], [], [], 0
-    for mark, end, found in _parts(form, text, _types(tools) if form.typed else {}, thoughts):
+    for mark, end, found in _parts(_READ[format], text, {} if format == "hermes" else _types(tools)):
         prose.append(text[position : mark.start()])
         position = end
         if found is None:
@@ -90,37 +73,32 @@ def parse_turn(
         if isinstance(found, Exception):
             errors.append(_malformed(found))
             continue
-        calls += found[: MAX_CALLS - len(calls) - len(errors)]
-        errors += [_TOO_MANY] if found and calls[-1] is not found[-1] else []
+        calls.append(found)
     prose.append(text[position:])
     return ParsedTurn("".join(prose).strip(), tuple(calls), tuple(errors))
 
 
-def prose_of(text: str, thoughts: tuple[str, str], thought: bool = False) -> ParsedTurn:
-    """A turn in which nothing is a call; ``thoughts`` and ``thought`` as parse_turn's."""
-    text, position, prose = thoughts[0] * thought + text, 0, []
-    for mark, end, _ in _parts(_Form(), text, {}, thoughts):
-        prose.append(text[position : mark.start()])
-        position = end
-    return ParsedTurn("".join([*prose, text[position:]]).strip())
+def prose_of(text: str, thought: bool = False) -> ParsedTurn:
+    """A turn in which nothing is a call; ``thought`` as parse_turn's."""
+    return ParsedTurn(_without_thoughts(THINK * thought + text))
 
 
-def open_thought(text: str, format: str, thoughts: tuple[str, str], thought: bool = False) -> int | None:
+def open_thought(text: str, format: str, thought: bool = False) -> int | None:
     """Where the inside of the thought begins that a turn so far leaves open, if any; other arguments as
     parse_turn's. A mark in a call, as far as that has come, opens none.
     """
-    before = thoughts[0] * thought
+    before = THINK * thought
     text, mark = before + text, None
     if format == "llama3":
         start = _LEADING_THOUGHTS.match(text).end()
         if text.startswith(_TAG, start) or _OBJECT.match(text, start):
             text = text[:start]
     calls = 0
-    for mark, _, _ in _parts(_FORMS[format], text, {}, thoughts):
-        calls += mark[0] != thoughts[0]
+    for mark, _, _ in _parts(_READ.get(format), text, {}):
+        calls += mark[0] != THINK
         if calls > MAX_CALLS:  # the rest is not read
             return None
-    if mark and mark[0] == thoughts[0] and thoughts[1] not in text[mark.end() :]:
+    if mark and mark[0] == THINK and THOUGHT not in text[mark.end() :]:
         return mark.end() - len(before)
     return None
 
@@ -128,29 +106,22 @@ def open_thought(text: str, format: str, thoughts: tuple[str, str], thought: boo
 def parse_stored(text: str) -> ParsedTurn:
     """A turn of a log without its prompt: a thought that ends there and begins nowhere began in the prompt.
 
-    Marks in code fences and calls are no thought's. Without a call in Hermes' form, lfm2_gemma4's are read.
+    Marks in code fences and calls are no thought's.
     """
-    format, parsed = "hermes", parse_turn(text)
-    if not parsed.calls and not parsed.errors:
-        for other in ("lfm2", "gemma4"):
-            if _FORMS[other].open in text and (found := parse_turn(text, other)).calls:
-                format, parsed = other, found
-                break
-    thought = _FORMS[format].thoughts[1]
-    before, ends, _ = parsed.text.partition(thought)
-    return parse_turn(text, format, thought=True) if ends and before.count("```") % 2 == 0 else parsed
+    parsed = parse_turn(text)
+    before, ends, _ = parsed.text.partition(THOUGHT)
+    return parse_turn(text, thought=True) if ends and before.count("```") % 2 == 0 else parsed
 
 
-def with_thought(thought: str, text: str, thoughts: tuple[str, str]) -> str:
-    """A turn that begins with a thought, as a model writes it that frames its thoughts in this way."""
-    opening, closing = (OPENINGS[1], CHANNEL[1]) if thoughts == CHANNEL else thoughts
-    return f"{opening}\n{thought}\n{closing}\n\n{text}"
+def with_thought(thought: str, text: str) -> str:
+    """A turn that begins with a thought."""
+    return f"{THINK}\n{thought}\n{THOUGHT}\n\n{text}"
 
 
 def format_call(
     name: str, arguments: dict[str, Any], format: str = "hermes", tools: Sequence[Mapping[str, Any]] = ()
 ) -> str:
-    """A call as the models of a format write it. Search-R1 has one tool: the query of a search.
+    """A call as the models of a format write it.
 
     Raises:
         ValueError: the format cannot say this call.
@@ -159,9 +130,6 @@ def format_call(
         return f"{_OPEN}\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n{_CLOSE}"
     if format == "llama3":
         return json.dumps({"name": name, "parameters": arguments}, ensure_ascii=False)
-    query = arguments.get("query")
-    if format == "search_r1" and name == "search" and isinstance(query, str) and len(arguments) == 1:
-        return f"<search> {query} </search>"
     if format in _WRITTEN:
         call = _WRITTEN[format](name, arguments, _types(tools).get(name, {}))
         with suppress(ValueError):
@@ -191,7 +159,7 @@ def _after(end: str, text: str, start: int) -> int:
     return len(text) if close < 0 else close + len(end)
 
 
-def _hermes(text: str, start: int, types: dict[str, dict]) -> tuple[list[ToolCall], int]:
+def _hermes(text: str, start: int, types: dict[str, dict]) -> tuple[ToolCall, int]:
     """One call from just after its <tool_call>, and where it ends. Raises ValueError for a malformed one."""
     begin = _SPACE.match(text, start).end()
     value, end = DECODER.raw_decode(text, begin)
@@ -199,32 +167,31 @@ def _hermes(text: str, start: int, types: dict[str, dict]) -> tuple[list[ToolCal
     if not text.startswith(_CLOSE, close):
         more = close < len(text)
         raise ValueError(f"expected {_CLOSE} after the JSON object" if more else f"{_CLOSE} is missing")
-    return [checked_call(value)], close + len(_CLOSE)
+    return checked_call(value), close + len(_CLOSE)
 
 
 def _parts(
-    form: "_Form", text: str, types: dict[str, dict], thoughts: tuple[str, str]
-) -> Iterator[tuple[re.Match, int, list[ToolCall] | Exception | None]]:
-    """The mark and the end of each thought and call; the calls that were read, or why they could not be."""
-    ends = {THINK: THOUGHT, thoughts[0]: thoughts[1]}
-    marks = re.compile("|".join(map(re.escape, filter(None, (form.open, *ends)))))
+    read: Callable[[str, int, dict], tuple[ToolCall, int]] | None, text: str, types: dict[str, dict]
+) -> Iterator[tuple[re.Match, int, ToolCall | Exception | None]]:
+    """The mark and the end of each thought and call; the call that was read, or why it could not be."""
+    marks = re.compile(f"{THINK}|{_OPEN}" if read else THINK)
     position = 0
     while mark := marks.search(text, position):
         found = None
         try:
-            if mark[0] in ends:
-                position = _after(ends[mark[0]], text, mark.end())
+            if mark[0] == THINK:
+                position = _after(THOUGHT, text, mark.end())
             else:
-                found, position = form.read(text, mark.end(), types)
+                found, position = read(text, mark.end(), types)
         except (ValueError, RecursionError) as error:
-            found, position = error, _resume(form, text, mark.end())
+            found, position = error, _resume(text, mark.end())
         yield mark, position, found
 
 
-def _resume(form: "_Form", text: str, start: int) -> int:
+def _resume(text: str, start: int) -> int:
     """Where reading goes on after a malformed call: behind its end, or at the next call."""
-    again = text.find(form.open, start)
-    end = _after(form.close, text, start)
+    again = text.find(_OPEN, start)
+    end = _after(_CLOSE, text, start)
     return min(end, again) if again >= 0 else end
 
 
@@ -249,11 +216,11 @@ class _Tags:
     named: str  # what is expected first
     expected: str  # and then
 
-    def call(self, text: str, start: int, types: dict[str, dict]) -> tuple[list[ToolCall], int]:
+    def call(self, text: str, start: int, types: dict[str, dict]) -> tuple[ToolCall, int]:
         name, arguments, end = self.texts(text, _SPACE.match(text, start).end())
         kinds = types.get(name, {})
         typed = {key: _typed(value, kinds.get(key, _TEXT)) for key, value in arguments.items()}
-        return [checked_call({"name": name, "arguments": typed})], end
+        return checked_call({"name": name, "arguments": typed}), end
 
     def texts(self, text: str, begin: int) -> tuple[str, dict[str, str], int]:
         """Name, arguments as texts, and where the call ends.
@@ -413,62 +380,7 @@ def _without_thoughts(text: str) -> str:
     return _A_THOUGHT.sub("", text).strip()
 
 
-# ---- search_r1
-_ACTION = re.compile(r"<(search|answer)>")
-
-
-def _search_r1(text: str) -> ParsedTurn:
-    """The first search or answer outside thoughts that is closed; what follows it has not happened."""
-    text = _without_thoughts(text)
-    ends = {tag: text.rfind(f"</{tag}>") for tag in ("search", "answer")}
-    closed = (each for each in _ACTION.finditer(text) if each.end() <= ends[each[1]])
-    action = next(closed, _ACTION.search(text))
-    if not action:
-        return ParsedTurn(text, (), (NEITHER,))
-    before, tag = text[: action.start()].strip(), action[1]
-    inside, close, _ = text[action.end() :].partition(f"</{tag}>")
-    try:
-        if not close:
-            raise ValueError(f"</{tag}> is missing")
-        if tag == "answer":
-            return ParsedTurn(inside.strip())
-        call = checked_call({"name": "search", "arguments": {"query": inside.strip()}})
-    except ValueError as error:
-        return ParsedTurn(before, (), (_malformed(error),))
-    return ParsedTurn(before, (call,))
-
-
-# ---- the forms that have marks of their own
-@dataclass(frozen=True)
-class _Form:
-    """Where calls and thoughts begin and end, and how calls are read from just after their mark."""
-
-    read: Callable[[str, int, dict[str, dict]], tuple[list[ToolCall], int]] = _hermes
-    open: str = ""  # nothing, where calls have no mark
-    close: str = ""
-    thoughts: tuple[str, str] = (THINK, THOUGHT)
-    typed: bool = False  # values are texts, which the tools' schemas turn into what they are
-
-
-_FORMS = {
-    "hermes": _Form(_hermes, _OPEN, _CLOSE),
-    "qwen3_coder": _Form(_QWEN.call, _OPEN, _CLOSE, typed=True),
-    "glm": _Form(_GLM.call, _OPEN, _CLOSE, typed=True),
-    "lfm2": _Form(lfm2_gemma4.lfm2_calls, *lfm2_gemma4.LFM2),
-    "gemma4": _Form(lfm2_gemma4.gemma4_calls, *lfm2_gemma4.GEMMA4, CHANNEL),
-    "llama3": _Form(),
-    "search_r1": _Form(),
-}
-_WRITTEN = {
-    "qwen3_coder": _qwen_text,
-    "glm": _glm_text,
-    "lfm2": lfm2_gemma4.lfm2_text,
-    "gemma4": lfm2_gemma4.gemma4_text,
-}
-_SIGNS = {  # in the template of the models that write so
-    "<function=": "qwen3_coder",
-    "<arg_key>": "glm",
-    lfm2_gemma4.LFM2[0]: "lfm2",
-    "<|tool_list_start|>": "lfm2",
-    lfm2_gemma4.GEMMA4[0]: "gemma4",
-}
+# how calls are read from just after their mark, and written; llama3's have none
+_READ = {"hermes": _hermes, "qwen3_coder": _QWEN.call, "glm": _GLM.call}
+_WRITTEN = {"qwen3_coder": _qwen_text, "glm": _glm_text}
+_SIGNS = {"<function=": "qwen3_coder", "<arg_key>": "glm"}  # in the template of the models that write so

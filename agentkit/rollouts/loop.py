@@ -342,7 +342,7 @@ class _Rollout:
                 piece = replace(piece, seed=seed, max_new_tokens=min(room, limit - thought))
             sample = await self.policy.sample(piece)
             said.sampled(sample.ids, sample.logprobs)
-            end = self.codec.turn_end(said.ids, request.ids)
+            end = self.codec.turn_end(said.ids)
             if end is not None or len(sample.ids) < piece.max_new_tokens:  # an engine may have a limit too
                 return said.until(end), end is not None, closings
         return said, False, closings
@@ -374,7 +374,7 @@ class _Rollout:
         if last:
             texts[-1] += f"\n{LAST_TURN}"
         before = self.completion.ids
-        ids = self.codec.observation_ids(texts, before, [r.name for r in results])
+        ids = self.codec.observation_ids(texts, before)
         self.completion.observed(ids[: self._room()])
 
     async def _own_reward(self) -> dict[str, float | None]:

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkit.records import RecipeError
-from agentkit.rollouts import lfm2_gemma4
-from agentkit.rollouts.call_formats import CHANNEL, OPENINGS, THINK, THOUGHT, detect_format, parse_turn
+from agentkit.rollouts.call_formats import THINK, THOUGHT, detect_format, parse_turn
 
 TURN = "TURN-SAID-HERE"
 REPLY = "REPLY-{}-HERE"
@@ -33,13 +32,12 @@ _TOOL = {
     "function": {"name": "probe_tool", "description": "A probe.", "parameters": _PARAMETERS},
 }
 _CALL = {"type": "function", "function": {"name": "probe_tool", "arguments": {"key": "word"}}}
-ANSWERED = "answered"  # the role of replies that stand in the very turn whose calls they answer
-_OPENING = re.compile(rf"(?:\s|{'|'.join(map(re.escape, (*OPENINGS, THOUGHT, CHANNEL[1])))})*\Z")
+_OPENING = re.compile(rf"(?:\s|{THINK}|{THOUGHT})*\Z")
 _ENDS = (
     "<|eom_id|>",
     "<|observation|>",
 )  # that a model may write and its template does not put behind a turn
-_CALLS = ("<tool_call>", '{"name"', lfm2_gemma4.LFM2[0], lfm2_gemma4.GEMMA4[0])  # how they begin
+_CALLS = ("<tool_call>", '{"name"')  # how they begin
 _HEADER = re.compile(r"(?:\{% set \w+ = [^%\n]* %\})*")  # as with_arguments writes it
 # How Qwen2.5's template shows tools, which is Hermes' way
 HERMES = (
@@ -82,15 +80,8 @@ def end_of_turn(tokenizer: Any, called: bool = False) -> str:
     return tokenizer.eos_token
 
 
-def turn_with(replies: Sequence[str], role: str, names: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """A turn and the messages that hold the replies of its tools, or (ANSWERED) one that calls tools by name
-    and holds their replies, as Gemma 4's template has it.
-    """
-    if role == ANSWERED:
-        names = names or ["probe_tool"] * len(replies)
-        calls = [{"type": "function", "function": {"name": name, "arguments": {}}} for name in names]
-        responses = [{"name": name, "response": reply} for name, reply in zip(names, replies, strict=True)]
-        return [{"role": "assistant", "content": "", "tool_calls": calls, "tool_responses": responses}]
+def turn_with(replies: Sequence[str], role: str) -> list[dict[str, Any]]:
+    """A turn and the messages that hold the replies of its tools."""
     turn = {"role": "assistant", "content": TURN}
     if role == "tool":
         return [turn, *({"role": "tool", "content": reply} for reply in replies)]
@@ -98,9 +89,9 @@ def turn_with(replies: Sequence[str], role: str, names: Sequence[str] = ()) -> l
     return [turn, {"role": "user", "content": "\n".join(framed)}]
 
 
-def behind(text: str, role: str = "") -> str:
-    """What a text has behind its last turn, or behind the last call of one that holds its replies."""
-    return text.rpartition(lfm2_gemma4.GEMMA4[1] if role == ANSWERED else TURN)[2]
+def behind(text: str) -> str:
+    """What a text has behind its last turn."""
+    return text.rpartition(TURN)[2]
 
 
 def with_template(tokenizer: Any, template: str = "", arguments: Mapping[str, Any] | None = None) -> Any:
@@ -221,7 +212,7 @@ class Template:
         text: the template itself.
         training: whether it is TRL's training template in place of the model's own.
         toolless: what it is told where there are no tools: None, or [] where it fails on that.
-        role: of tool replies: "tool", "user", or ANSWERED; None where it shows none.
+        role: of tool replies: "tool" or "user"; None where it shows none.
         faithful: 0: it rewrites a turn when replies follow; 1: it drops or rewrites thoughts; 2: neither.
     """
 
@@ -233,8 +224,8 @@ class Template:
         self.replies = [REPLY.format(i) for i in range(2)]
         self.format, self.toolless = detect_format(text), None
         self.toolless = None if self.render(self.user) else []
-        self.role = ANSWERED if self.format == "gemma4" and self._answers() else self._role()
-        self.faithful = 2 if self.role == ANSWERED else self._faithful() if self.role else 0
+        self.role = self._role()
+        self.faithful = self._faithful() if self.role else 0
 
     def check(self) -> None:
         """Raise RecipeError where it cannot be used."""
@@ -258,15 +249,6 @@ class Template:
             )
         except Exception:  # whatever a template raises
             return ""
-
-    def _answers(self) -> bool:
-        """Whether replies follow their calls within the turn, each text beginning with the one before."""
-        rounds = [self.user, *turn_with(self.replies, ANSWERED) * 2]
-        texts = [_OPENING.sub("", self.render(*rounds[:n], prompt=True)) for n in (1, 2, 3)]
-        texts.append(self.render(*rounds, self.turn))
-        said = texts[1].removeprefix(texts[0]).lstrip()
-        alike = texts[2].removeprefix(texts[1]) == said
-        return alike and _in_order(said, self.replies) and texts[3].startswith(texts[2] + TURN)
 
     def _role(self) -> str | None:
         """By which role replies come in: the first that shows them all in order, in each round alike, and
@@ -340,12 +322,10 @@ class Template:
         """Whether tools are shown, with calls asked for as the detected format reads them."""
         if not self.offers_tools() or not self._stays(tools=[_TOOL]):
             return False
-        if self.format == "gemma4" and self.role != ANSWERED:
-            return False
         said = self.render(self.user, {"role": "assistant", "content": "", "tool_calls": [_CALL]})
         if "probe_tool" not in said:
             shown = self.render(self.user, prompt=True, tools=[_TOOL])
-            return "<tool_call>" in shown or self.format == "lfm2"
+            return "<tool_call>" in shown
         text = said.removeprefix(self.render(self.user))
         start = min((i for i in map(text.find, _CALLS) if i >= 0), default=0)
         call = text[start:].partition(self.ends[1])[0] if self.ends[1] else text[start:]
@@ -357,7 +337,7 @@ class Template:
         """The first token behind a turn that replies follow, and behind the last turn; empty where that is no
         token of the tokenizer.
         """
-        replied = behind(self.render(self.user, *turn_with(self.replies, self.role), prompt=True), self.role)
+        replied = behind(self.render(self.user, *turn_with(self.replies, self.role), prompt=True))
         last = behind(self.render(self.user, self.turn))
         asked = behind(self.render(self.user, self.turn, self.user, prompt=True))
         return self._first_token(replied), self._first_token(last) or self._first_token(asked)
@@ -375,5 +355,5 @@ class Template:
     def written(self) -> Callable[[str], str] | None:
         """How it writes a reply: as it is, stripped, or as JSON has it."""
         reply = ' \n"a\nreply" \n'
-        text = behind(self.render(self.user, *turn_with([reply], self.role), prompt=True), self.role)
+        text = behind(self.render(self.user, *turn_with([reply], self.role), prompt=True))
         return next((written for written in _WRITINGS if written(reply) in text), None)

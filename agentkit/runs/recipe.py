@@ -39,7 +39,7 @@ MISMATCH = (
     "off",
     *(f"{level}_{kind}" for level in ("token", "sequence", "geometric") for kind in ("truncate", "mask")),
 )
-TOOL_FORMATS = ("auto", "hermes", "qwen3_coder", "llama3", "search_r1", "glm", "lfm2", "gemma4")
+TOOL_FORMATS = ("auto", "hermes", "qwen3_coder", "llama3", "glm")
 ADVANTAGES = (
     "group",
     "dr_grpo",

@@ -10,7 +10,6 @@ from typing import Any
 from agentkit.sandbox import AT_ONCE
 from agentkit.tools.calculator import calculate
 from agentkit.tools.corpus import Corpus, corpus_path
-from agentkit.tools.database import query_database
 from agentkit.tools.files import Workspace
 from agentkit.tools.python import run_program, with_last_shown
 from agentkit.tools.runtime import tool
@@ -140,12 +139,12 @@ class InterpreterEnvironment(Stateless):
 
 
 class WorkbenchEnvironment(CorpusEnvironment):
-    """Every tool at once: search over any backend, calculator, SQL over the corpus, Python and files.
+    """Every tool at once: search over any backend, calculator, Python and files.
 
     Programs see the workspace's files.
 
     Args:
-        corpus: what sql reads, and search where no backend is given; by default the shipped one.
+        corpus: what search reads where no backend is given; by default the shipped one.
         top_k: passages of a search.
         backend: what search asks instead, such as a RetrievalServer.
     """
@@ -157,15 +156,6 @@ class WorkbenchEnvironment(CorpusEnvironment):
     def reset(self, **row: Any) -> None:
         """An empty workspace."""
         self._workspace = Workspace()
-
-    @tool(pure=True, version=lambda environment: environment._corpus.version, max_concurrent=8)
-    def sql(self, query: str) -> str:
-        """Ask the database.
-
-        Args:
-            query: One SELECT.
-        """
-        return query_database(self._corpus, query)
 
     @tool(max_concurrent=AT_ONCE)
     def python(self, code: str) -> str:

@@ -1,34 +1,24 @@
-"""Where tools run: in a thread, on the tools' own event loop, or in a process; waiting always ends in time.
+"""Where tools run: in a thread, or on the tools' own event loop; waiting always ends in time.
 
-When the time is up an async tool is cancelled and a process is killed. A thread cannot be ended: it is left
-behind, and a tool that has left MAX_HUNG behind is refused from then on. Leaves out what calls mean and what
-the policy is shown (agentkit.tools.runtime).
+When the time is up an async tool is cancelled. A thread cannot be ended: it is left behind, and a tool that
+has left MAX_HUNG behind is refused from then on. Leaves out what calls mean and what the policy is shown
+(agentkit.tools.runtime).
 """
 
 import asyncio
-import atexit
 import contextlib
 import functools
-import json
 import os
 import queue
-import signal
-import subprocess
-import sys
 import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from multiprocessing import Pipe
-from pathlib import Path
 from typing import Any
-
-from agentkit.runs.labfile import OTHERS
 
 MAX_THREADS = 128  # tools running in threads at once in one event loop
 MAX_HUNG = 64  # calls of one tool that may be left behind
-START_S = 60.0  # for a process to start and to load a tool
 
 _limits: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by event loop: semaphores by name
 
@@ -39,10 +29,6 @@ def limited(name: str, limit: int | None) -> contextlib.AbstractAsyncContextMana
         return contextlib.nullcontext()
     limits = _limits.setdefault(asyncio.get_running_loop(), {})
     return limits.setdefault(name, asyncio.Semaphore(limit))
-
-
-class Failed(RuntimeError):
-    """A tool failed in a process of its own; the message is what it said."""
 
 
 # ---- calls that may never end
@@ -170,96 +156,12 @@ async def _abandon_if_blocked(loop: asyncio.AbstractEventLoop) -> None:
                 _tool_loop = None
 
 
-# ---- tools in processes
-async def in_process(work: Callable[[], Any], limit_s: float) -> Any:
-    """Call ``work`` in another process, which is killed with all it started when the time is up."""
-    try:
-        worker = _workers.pop()
-    except IndexError:  # also where another thread was quicker
-        worker = _Worker()
-    try:
-        reply = await in_thread(functools.partial(worker.load, work), START_S)
-        if "error" not in reply:
-            reply = await in_thread(worker.reply, limit_s)
-    except BaseException:
-        worker.kill()
-        raise
-    _workers.append(worker)
-    if "error" in reply:
-        raise (ValueError if reply["final"] else Failed)(reply["error"])
-    return reply["text"]
-
-
-class _Worker:
-    """A process that runs one call at a time (agentkit/tools/worker.py)."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))]
-        self.pipe, theirs = Pipe()
-        with theirs:
-            self.process = subprocess.Popen(command, stdin=theirs.fileno(), stdout=2, start_new_session=True)
-        atexit.register(self.kill)
-
-    def load(self, work: Callable[[], Any]) -> dict:
-        """Send a call; the process replies when it is ready to run it."""
-        import dill
-
-        try:
-            call = dill.dumps(work, recurse=True)
-        except Exception as error:
-            return {"error": f"the tool cannot run in a process of its own: {error}", "final": True}
-        with contextlib.suppress(OSError):  # then there is no reply either
-            self.pipe.send_bytes(json.dumps([sys.path, _own_modules()]).encode())
-            self.pipe.send_bytes(call)
-        return self.reply()
-
-    def reply(self) -> dict:
-        """What the process says next: "ready", a text, or an error and whether it is meant for the policy."""
-        try:
-            return json.loads(self.pipe.recv_bytes())
-        except (EOFError, OSError):
-            raise RuntimeError(f"its process ended with status {self.process.wait()}") from None
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        atexit.unregister(self.kill)
-
-
-_workers: list[_Worker] = []  # idle ones
-
-
-_found: dict[str, Any] = {"of": None, "files": {}}  # own modules, and among which they were looked for
-
-
-def _own_modules() -> dict[str, list]:
-    """File and time of change of the user's modules, such as a lab file and what lies beside it.
-
-    They are looked for anew where modules came or went: it takes milliseconds, and every call asks.
-    """
-    files, among = _found["files"], hash(tuple(map(id, list(sys.modules.values()))))
-    if among != _found["of"]:
-        files = {name: _file_of(module) for name, module in list(sys.modules.items()) if name != "__main__"}
-        files = {n: file for n, file in files.items() if file.endswith(".py") and not file.startswith(OTHERS)}
-        _found.update(of=among, files=files)
-    modules = {}
-    for name, file in files.items():
-        with contextlib.suppress(OSError):
-            modules[name] = [file, os.stat(file).st_mtime_ns]
-    return modules
-
-
-def _file_of(module: Any) -> str:
-    return getattr(module, "__dict__", {}).get("__file__") or ""  # asks no lazy module to load itself
-
-
 def _forget() -> None:
     """A forked process has none of its parent's threads and must not use its pipes."""
     global _tool_loop, _loop_lock
     _tool_loop, _loop_lock = None, threading.Lock()
-    for shared in (_idle, _workers, _hung):
-        shared.clear()
+    _idle.clear()
+    _hung.clear()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -18,7 +18,7 @@ import os
 import time
 import typing
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import CodeType, FunctionType, ModuleType
@@ -26,9 +26,8 @@ from typing import Any, TypeVar
 
 from agentkit.records import DataError, Task, ToolCall, ToolResult
 from agentkit.runs.labfile import blame
-from agentkit.sandbox.run import CORES
 from agentkit.tools.cache import Outcome, ToolCache, canonical, key_of
-from agentkit.tools.execution import Failed, in_process, in_thread, limited, on_tool_loop
+from agentkit.tools.execution import in_thread, limited, on_tool_loop
 
 T = TypeVar("T")
 MAX_OBSERVATION = 100_000  # characters; the limit in tokens is the rollout's
@@ -53,36 +52,27 @@ class ToolSpec:
     # what answers depend on beside arguments and the tool's own code, or a function of the environment that
     # says it; None: this environment's answers are not cached
     version: str | Callable[[Any], str | None] = ""
-    # run in a process of its own, on a copy of the environment, killed when the time is up
-    process: bool = False
-    # calls at once in one event loop; None: one for each of this process' cores, for processes, else no limit
-    max_concurrent: int | None = None
-    retries: int = 0  # more tries after an exception other than ValueError, within the same time limit
-    backoff_s: float = 0.5  # before the first of them; twice as long before each one after it
+    max_concurrent: int | None = None  # calls at once in one event loop; None: no limit
     timeout_s: float | None = None  # wall clock of a call; None: the rollout's
 
     def __post_init__(self) -> None:
-        for name, low in (("max_concurrent", 1), ("retries", 0), ("backoff_s", 0), ("timeout_s", 0.001)):
+        for name, low in (("max_concurrent", 1), ("timeout_s", 0.001)):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and value >= low):
                 raise ValueError(f"a tool's {name} is {value!r}; it must be a number of at least {low}")
-        if not isinstance(self.retries, int) or self.backoff_s is None:
-            raise ValueError("a tool's retries must be a whole number, and its backoff_s a number")
 
 
 def tool(**declared: Any) -> Callable[[Callable], Callable]:
     """Declare how a tool method is run: the fields of ToolSpec. The method itself is not changed.
 
     Raises:
-        ValueError: a value out of bounds, or ``process`` on an async tool.
+        ValueError: a value out of bounds.
         TypeError: an unknown field.
     """
     spec = ToolSpec(**declared)
 
     def mark(function: Callable) -> Callable:
         plain = getattr(function, "__func__", function)  # of a static method: its class gives that out
-        if spec.process and inspect.iscoroutinefunction(plain):
-            raise ValueError(f"{plain.__name__} is async; process=True is for plain functions")
         plain.tool_spec = spec
         return function
 
@@ -177,8 +167,8 @@ def malformed(problem: str, call: ToolCall = ToolCall("", {})) -> ToolResult:  #
 async def _ask(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limit_s: float) -> Outcome:
     """What the policy is shown of a call, whatever the tool raises."""
     try:
-        async with limited(_name(method), spec.max_concurrent or (CORES if spec.process else None)):
-            value = await _tried(method, spec, arguments, limit_s)
+        async with limited(_name(method), spec.max_concurrent):
+            value = await call_method(method, arguments, limit_s)
             if type(value) is not str:
                 value = await in_thread(functools.partial(_as_text, value), limit_s)
             return _cut(value), True
@@ -189,31 +179,10 @@ async def _ask(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limi
     return _cut(f"Error: {problem}."), False
 
 
-async def _tried(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limit_s: float) -> Any:
-    """What a tool returns, asked again as often as it declares. Raises what its last try raised."""
-    deadline, wait = time.monotonic() + limit_s, spec.backoff_s
-    for tries_left in range(spec.retries, -1, -1):
-        try:
-            return await _run(method, spec, arguments, max(deadline - time.monotonic(), 0.001))
-        except ValueError:  # said to the policy
-            raise
-        except Exception:
-            if not tries_left or time.monotonic() + wait >= deadline:
-                raise
-        await asyncio.sleep(wait)
-        wait *= 2
-
-
-def _run(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limit_s: float) -> Awaitable[Any]:
-    work, name = functools.partial(method, **arguments), _name(method)
-    if inspect.iscoroutinefunction(method):
-        return on_tool_loop(work, limit_s, name)
-    return in_process(work, limit_s) if spec.process else in_thread(work, limit_s, name)
-
-
 async def call_method(method: Callable, arguments: dict[str, Any], timeout_s: float) -> Any:
-    """Call reset or get_reward as a tool is called. Raises TimeoutError, or whatever the method raises."""
-    return await _run(method, ToolSpec(), arguments, timeout_s)
+    """What a tool, reset or get_reward returns. Raises TimeoutError, or whatever the method raises."""
+    run = on_tool_loop if inspect.iscoroutinefunction(method) else in_thread
+    return await run(functools.partial(method, **arguments), timeout_s, _name(method))
 
 
 async def reset(environment: Any, task: Task, timeout_s: float = 10.0) -> str:
@@ -299,7 +268,7 @@ def _message(error: Exception) -> str:
     """What an exception says; its type too, but for ValueError, by which tools speak to the policy."""
     try:
         message = _as_text(error)
-        if not isinstance(error, ValueError | Failed):
+        if not isinstance(error, ValueError):
             message = f"{type(error).__name__}: {message}"
     except Exception:  # its own __str__ fails
         message = ""

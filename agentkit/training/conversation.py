@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any
 
 from agentkit.records import DataError, ParsedTurn, StopReason, ToolResult, Trajectory, Turn
-from agentkit.rollouts.call_formats import CHANNEL, OPENINGS, THINK, THOUGHT, parse_stored, parse_turn
+from agentkit.rollouts.call_formats import THINK, THOUGHT, parse_stored, parse_turn
 from agentkit.rollouts.call_json import ARGUMENTS
 from agentkit.runs import parse_json
 
@@ -54,24 +54,22 @@ def as_messages(trajectory: Trajectory, prompt: str) -> list[dict[str, Any]]:
 
 
 def _said(turn: Turn) -> tuple[str, ParsedTurn]:
-    """The closed thought that a turn begins with, and what it says; calls of forms that only their results
-    tell from prose are read as such.
+    """The closed thought that a turn begins with, and what it says; Llama's calls, which only their
+    results tell from prose, are read as such.
     """
     text = _END.sub("", turn.text)
-    parsed, channel = parse_stored(text), text.lstrip().startswith(OPENINGS[1])
-    thought, ends, rest = text.partition(CHANNEL[1] if channel else THOUGHT)
+    parsed = parse_stored(text)
+    thought, ends, rest = text.partition(THOUGHT)
     after = parse_stored(rest)
-    if not ends or not (channel or after == parsed):  # the mark stands in code or in a call
+    if not ends or after != parsed:  # the mark stands in code or in a call
         thought, rest, after = "", text, parsed
     named = [(result.name, result.arguments) for result in turn.results if result.name]
-    for format, part in product(("llama3", "search_r1"), (rest, text)) if named and not after.calls else ():
-        found = parse_turn(part, format)
+    for part in (rest, text) if named and not after.calls else ():
+        found = parse_turn(part, "llama3")
         if [(call.name, call.arguments) for call in found.calls] == named:
             thought, after = thought if part == rest else "", found
             break
-    for opening in OPENINGS:
-        thought = thought.strip().removeprefix(opening)
-    return thought.strip(), after
+    return thought.strip().removeprefix(THINK).strip(), after
 
 
 # ---- messages as turns

@@ -16,15 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentkit.records import RunError, StopReason, Task, Trajectory, Turn
-from agentkit.rollouts.call_formats import (
-    CHANNEL,
-    THINK,
-    THOUGHT,
-    format_call,
-    parse_stored,
-    parse_turn,
-    with_thought,
-)
+from agentkit.rollouts.call_formats import THINK, THOUGHT, format_call, parse_stored, parse_turn, with_thought
 from agentkit.rollouts.chat import ChatCodec, turn_after
 from agentkit.rollouts.mask import Completion
 from agentkit.rollouts.template_probe import end_of_turn
@@ -99,7 +91,7 @@ def _encoded(row: Mapping[str, Any], place: str, codec: ChatCodec) -> Trajectory
         text = turn_after(codec.tokenizer, before, _in_format(turn, codec, place))
         end = end_of_turn(codec.tokenizer, called=bool(turn.results))
         said = codec.tokenizer(text + end, add_special_tokens=False)["input_ids"]
-        said = said[: codec.turn_end(said, before)]
+        said = said[: codec.turn_end(said)]
         turns.append(Turn(text, completion.sampled(said, [0.0] * len(said)), turn.results))
         if turn.results:
             completion.observed(_replies(codec, turn))
@@ -134,12 +126,12 @@ def _check_order(roles: list[str], place: str) -> None:
 
 
 def _replies(codec: ChatCodec, turn: Turn) -> list[int]:
-    return codec.observation_ids([r.observation for r in turn.results], (), [r.name for r in turn.results])
+    return codec.observation_ids([r.observation for r in turn.results])
 
 
 def _unmarked(text: str) -> str:
     """The text with the marks of thoughts as plain words."""
-    return reduce(lambda left, mark: left.replace(mark, mark[1:]), (THINK, THOUGHT, *CHANNEL), text)
+    return reduce(lambda left, mark: left.replace(mark, mark[1:]), (THINK, THOUGHT), text)
 
 
 def _in_format(turn: Turn, codec: ChatCodec, place: str) -> str:
@@ -154,8 +146,6 @@ def _in_format(turn: Turn, codec: ChatCodec, place: str) -> str:
     told = [pair for r in turn.results if (pair := (r.name, r.arguments)) in asked]
     if len(turn.results) != len(asked) or told != sorted(told, key=asked.index):
         raise RunError(f"{place}: the {len(asked)} calls of a turn need a reply each, in order or by id")
-    if codec.format == "search_r1" and len(asked) > 1:
-        raise RunError(f"{place}: {len(asked)} calls in one turn; in search_r1's form give each its own turn")
     try:
         calls = [format_call(*call, codec.format, codec.tools) for call in asked]
     except ValueError as error:
@@ -165,6 +155,4 @@ def _in_format(turn: Turn, codec: ChatCodec, place: str) -> str:
         raise RunError(f"{place}: an assistant's message has neither text nor tool_calls")
     if parsed.text and len(parse_turn(text, codec.format, codec.tools).calls) != len(asked):
         raise RunError(f"{place}: in {codec.format}'s form no text stands before a call: leave it out")
-    if codec.format == "search_r1" and not turn.results and "<answer>" not in text:
-        text = f"<answer> {text} </answer>"
-    return with_thought(thought[1].strip(), text, codec.thoughts) if thought else text
+    return with_thought(thought[1].strip(), text) if thought else text

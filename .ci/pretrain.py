@@ -1,20 +1,24 @@
 """Make the small agent: a tokenizer and a model trained from nothing on transcripts about made-up worlds.
 
+    .venv/bin/python .ci/pretrain.py                              # again; under 45 minutes on two cores
+    .venv/bin/python .ci/pretrain.py --families drawing --out outputs/drawing-agent    # further, on others
+
 The transcripts are rollouts of the scripted expert through the real tools and the real rollout loop; half
 come from a flawless expert, half from experts of mixed quality, as a crawl would hold both. Loss on the
-expert's own tokens only. A made-up world is a corpus file with the same tables,
-names and numbers resembling the real ones in form only, so the same families, tools and expert work on it.
-Everything is seeded; on two CPU cores it takes under 45 minutes. With ``families`` the agent that ships goes
-on with all its weights on flawless transcripts of these alone, for tasks that it has never met. Leaves out
-checkpoints to go on from: a new run starts over.
+expert's own tokens only. A made-up world is a corpus file with the same tables, names and numbers resembling
+the real ones in form only, so the same families, tools and expert work on it. Everything is seeded. With
+``--families`` the agent that ships goes on with all its weights on flawless transcripts of these alone, for
+tasks that it has never met. Leaves out checkpoints to go on from: a new run starts over.
 """
 
+import argparse
 import copy
 import dataclasses
 import json
 import math
 import random
 import shutil
+import sys
 import tempfile
 import time
 import tomllib
@@ -449,3 +453,23 @@ def save(model: Any, tokenizer: Any, out: Path, report: dict) -> None:
         for file in new.iterdir():
             shutil.move(file, out / file.name)
         new.rmdir()
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=DATA, help="folder to write; else the agent that ships")
+    parser.add_argument("--seed", type=int, default=0, help="of first weights and batches")
+    parser.add_argument("--minutes", type=float, default=44.0, help="wall-clock budget of the training")
+    parser.add_argument("--families", default="", help="train the agent that ships further on these alone")
+    chosen = parser.parse_args(words)
+    if chosen.families and chosen.out == DATA:
+        parser.error("say --out FOLDER: an agent for these families does not replace the one that ships")
+    try:
+        print(pretrain(**vars(chosen)))
+    except SuiteError as error:
+        parser.error(str(error))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
