@@ -24,7 +24,6 @@ import pandas as pd
 from agentkit.diagnostics import fresh_half, read_alarms
 from agentkit.evaluation import Comparison, html, task_success
 from agentkit.evaluation.examples import examples
-from agentkit.evaluation.gains import Gains
 from agentkit.evaluation.html import Markup
 from agentkit.evaluation.tables import level_table, percent, policy_table
 from agentkit.records import StopReason, Task, Trajectory
@@ -39,7 +38,7 @@ from agentkit.views.widgets.dashboard import EVIDENCE, alarm_block, planned, tol
 UNCHANGED, NOT_COMPARED = "unchanged", "This run has no comparison of policies yet."
 MAX_BYTES = 10_000_000  # of the file
 STAGES = ("01_tasks", "02_baseline", "03_grpo", "04_diagnostics", "05_compare")
-TRAINED = ("Result", "Skill or format", "Training", "Alarms", "Preflight", "Evidence")  # from notebook 03 on
+TRAINED = ("Result", "Training", "Alarms", "Preflight", "Evidence")  # from notebook 03 on
 ORDER = ("base", "sft", "sft_more", "rft", "hindsight", "grpo")  # policies of a run, the baseline first
 DATA_LICENCES = (
     ("films (bokeh_sampledata, from Wikidata)", "BSD-3-Clause; data CC0"),
@@ -297,17 +296,6 @@ def _result(card: _Card) -> list[Markup]:
     return parts
 
 
-def _gains(card: _Card) -> list[Markup]:
-    if not card.run.file("gains.json").exists():
-        return [card.paragraph("There is no gains.json: notebook 05 takes the differences apart.")]
-    found = Gains(**read_json(card.run.file("gains.json")))
-    return [
-        card.frame(found.table(), "What each difference is made of", "Part"),
-        *map(card.paragraph, found.sentences()),
-        card.figure(plots.gain_parts(found)),
-    ]
-
-
 def _gaia(card: _Card) -> list[Markup]:
     if not card.run.file("gaia.json").exists():
         return [card.paragraph("There is no gaia.json: agentkit gaia measures the run's agents on GAIA.")]
@@ -503,7 +491,6 @@ def _licences(card: _Card) -> list[Markup]:
 
 SECTIONS: tuple[tuple[str, Callable[[_Card], list[Markup]]], ...] = (
     ("Result", _result),
-    ("Skill or format", _gains),
     ("GAIA", _gaia),
     ("Baseline", _baseline),
     ("Training", _training),

@@ -8,7 +8,6 @@ from agentkit.views.plots.policies import (
     behaviour_dots,
     draw_curves,
     failure_bars,
-    gain_parts,
     paired_scatter,
     rescoring,
     reward_histogram,
@@ -21,6 +20,6 @@ from agentkit.views.plots.training import PANELS, curve, solving, training_curve
 
 __all__ = [
     "COLOURS", "INK", "PANELS", "SAME", "arm_success", "behaviour_dots", "curve", "difficulty_counts",
-    "draw_curves", "embedded", "failure_bars", "gain_parts", "learning_curves", "paired_scatter", "rescoring",
+    "draw_curves", "embedded", "failure_bars", "learning_curves", "paired_scatter", "rescoring",
     "reward_histogram", "solving", "success_bars", "success_by_compute", "training_curves", "transfer",
 ]  # fmt: skip

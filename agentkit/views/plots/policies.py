@@ -15,7 +15,6 @@ from plotly.subplots import make_subplots
 from agentkit.evaluation import SOLVED, Comparison, task_success
 from agentkit.evaluation.behaviour import MEASURES, Behaviour
 from agentkit.evaluation.failures import Failures
-from agentkit.evaluation.gains import PARTS, Gains
 from agentkit.evaluation.tables import percent
 from agentkit.records import Trajectory
 from agentkit.rewards.rescoring import PAIRS, Rescoring
@@ -231,43 +230,6 @@ def behaviour_dots(behaviour: Behaviour) -> go.Figure:
         height=150 + max(42, 14 * len(policies)) * len(names),
         showlegend=True,
         **LONG_LABELS,
-    )
-
-
-def gain_parts(found: Gains) -> go.Figure:
-    """Where each difference came from: its parts stacked one after the other, each with its interval."""
-    figure, ticks = go.Figure(), {}
-    lane = len(PARTS) + 1.6  # of a pair: all of it, its parts, and a gap
-    for i, pair in enumerate(found.pairs):
-        ends = np.cumsum([0.0, *(part["diff"] for part in pair["parts"].values())])
-        rows = [("all of it", SAME, 0.0, pair)]
-        rows += [(PARTS[n], COLOURS[k], ends[k], part) for k, (n, part) in enumerate(pair["parts"].items())]
-        for k, (title, colour, start, block) in enumerate(rows):
-            diff, (low, high) = block["diff"], block["ci95"]
-            y, said = -(i * lane + k), f"{100 * diff:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"
-            ticks[y] = f"<b>{escaped(pair['a'])} → {escaped(pair['b'])}</b>" if k == 0 else title
-            figure.add_bar(
-                x=[diff], base=[start], y=[y], orientation="h", width=0.8, showlegend=False,
-                marker={"color": colour, "opacity": 0.5, "line": {"width": 0}},
-                error_x=whiskers([diff], [low], [high], color=colour),
-                hovertemplate=f"{title}: {said}<extra></extra>",
-            )  # fmt: skip
-            figure.add_scatter(
-                x=[start + max(high, 0)], y=[y], mode="text", text=[f"  {100 * diff:+.1f}"], hoverinfo="skip",
-                textposition="middle right", textfont={"color": colour}, showlegend=False, cliponaxis=False,
-            )  # fmt: skip
-    zero = {"zeroline": True, "zerolinecolor": INK, "zerolinewidth": 1}
-    return dressed(
-        figure,
-        "Skill or format: where did the difference come from?",
-        "each part begins where the one above it ends; whiskers: 95 % intervals of its own length",
-        xaxis=zero | {"title_text": "difference in success", "tickformat": "+.0%", "showgrid": True},
-        yaxis={"tickvals": list(ticks), "ticktext": list(ticks.values()), "showgrid": False},
-        height=140 + 27 * len(ticks),
-        title_x=0,
-        title_xref="container",
-        title_pad_l=16,
-        margin={"t": 80, "r": 60},
     )
 
 
