@@ -244,19 +244,6 @@ def test_paired_scatter_counts_moves():
     assert plots.paired_scatter(before[:1], partly).data[2].name == "same side: 1 task", "none is right"
 
 
-def test_reward_histogram():
-    policies = {
-        "sft": [trajectory("t", 0, reward=r) for r in (0.0, 0.0, 1.0, None)],
-        "grpo": [trajectory("t", 0, reward=1.0)],
-    }
-    figure = plots.reward_histogram(policies)
-    assert figure.data[0].name == "sft (n = 3, 1 not scored)"
-    assert list(figure.data[0].y) == pytest.approx([2 / 3, 0, 0, 1 / 3])
-    assert list(figure.data[1].y) == [0, 0, 0, 1]
-    assert "No trajectory" in plots.reward_histogram({"sft": []}).layout.annotations[0].text
-    assert sum(plots.reward_histogram({"sft": [trajectory("t", 0, reward=0.5)] * 3}).data[0].y) == 1
-
-
 def test_difficulty_counts():
     tasks = [
         Task("1", "?", "1", family="A"),

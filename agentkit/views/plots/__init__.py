@@ -10,7 +10,6 @@ from agentkit.views.plots.policies import (
     failure_bars,
     paired_scatter,
     rescoring,
-    reward_histogram,
     success_bars,
 )
 from agentkit.views.plots.style import COLOURS, INK, SAME, embedded
@@ -21,5 +20,5 @@ from agentkit.views.plots.training import PANELS, curve, solving, training_curve
 __all__ = [
     "COLOURS", "INK", "PANELS", "SAME", "arm_success", "behaviour_dots", "curve", "difficulty_counts",
     "draw_curves", "embedded", "failure_bars", "learning_curves", "paired_scatter", "rescoring",
-    "reward_histogram", "solving", "success_bars", "success_by_compute", "training_curves", "transfer",
+    "solving", "success_bars", "success_by_compute", "training_curves", "transfer",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Policies beside each other: success, samples, failures, behaviour, rewards, what moved, and other rewards.
+"""Policies beside each other: success, samples, failures, behaviour, what moved, and other rewards.
 
 Leaves out every number drawn (evaluation, rewards.rescoring).
 """
@@ -294,40 +294,6 @@ _GUIDES = [
     {"x0": 0.5, "y0": -0.12, "x1": 0.5, "y1": 1.12, "line": {"color": GRID, "width": 2}},
     {"x0": -0.12, "y0": 0.5, "x1": 1.12, "y1": 0.5, "line": {"color": GRID, "width": 2}},
 ]
-
-
-def reward_histogram(policies: Mapping[str, Sequence[Trajectory]]) -> go.Figure:
-    """How rewards are spread, policy beside policy; trajectories without a reward are counted."""
-    rewards = {name: [t.reward for t in ts if t.reward is not None] for name, ts in policies.items()}
-    everything = np.array([r for values in rewards.values() for r in values], dtype=float)
-    if not everything.size:
-        return empty("No trajectory has a reward", "How are rewards spread?")
-    edges = np.histogram_bin_edges(everything, bins=min(24, max(4, len(set(everything.round(6))))))
-    figure = go.Figure()
-    for i, (name, values) in enumerate(rewards.items()):
-        left_out = len(policies[name]) - len(values)
-        unscored = f", {left_out} not scored" if left_out else ""
-        counts, _ = np.histogram(values, bins=edges)
-        figure.add_bar(
-            x=(edges[:-1] + edges[1:]) / 2,
-            y=counts / max(1, counts.sum()),
-            name=f"{escaped(name)} (n = {len(values)}{unscored})",
-            marker={"color": COLOURS[i % len(COLOURS)], "opacity": 0.85},
-            customdata=[
-                f"{a:.2f} to {b:.2f}: {n}" for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True)
-            ],
-            hovertemplate="reward %{customdata} trajectories (%{y:.1%})",
-        )
-    return dressed(
-        figure,
-        "How are rewards spread?",
-        xaxis_title_text="reward of a trajectory",
-        yaxis={"title_text": "share of trajectories", "tickformat": ".0%"},
-        height=360,
-        barmode="group",
-        bargap=0.1,
-        showlegend=True,
-    )
 
 
 def rescoring(result: Rescoring) -> go.Figure:
