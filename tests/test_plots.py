@@ -265,9 +265,7 @@ def test_draws_failures_and_behaviour_are_drawn_with_every_number():
     after = [trajectory(f"t{i}", float(k < i % 4), k, "grpo") for i in range(6) for k in range(4)]
     policies = {"s<b>ft": before, "grpo": after}
     draws = plots.draw_curves(compare(policies))
-    assert [list(t.x) for t in draws.data] == [["1", "2", "4"]] * 6 and "&lt;b&gt;" in draws.data[0].name
-    many = {"sft": before, "many": [trajectory(f"t{i}", 1.0, k) for i in range(6) for k in range(129)]}
-    assert [t.name for t in plots.draw_curves(compare(many)).data] == ["sft", "many", "sft", "sft", "many"]
+    assert [list(t.x) for t in draws.data] == [["1", "2", "4"]] * 4 and "&lt;b&gt;" in draws.data[0].name
     found = failures(policies, tasks)
     bars = plots.failure_bars(found)
     assert sum(map(int, bars.data[0].text)) == sum(t.success <= 0.5 for t in before) and len(bars.data) == 2

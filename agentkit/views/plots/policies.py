@@ -107,14 +107,9 @@ def _blocks(entry: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]
 
 
 def draw_curves(comparison: Comparison) -> go.Figure:
-    """Success when k samples may be drawn: any of them right, most of them, all of them."""
+    """Success when k samples may be drawn: any of them right, all of them."""
     policies = comparison.policies
-    kinds = {
-        "pass_at_k": "pass@k: any right",
-        "maj_at_k": "maj@k: most right",
-        "pass_hat_k": "pass^k: all right",
-    }
-    kinds = {key: title for key, title in kinds.items() if any(key in entry for entry in policies.values())}
+    kinds = {"pass_at_k": "pass@k: any right", "pass_hat_k": "pass^k: all right"}
     if max((len(entry.get("pass_at_k") or {}) for entry in policies.values()), default=0) < 2:
         return empty("One sample a task: there is nothing to draw from", "What do more samples buy?")
     figure = make_subplots(
