@@ -386,7 +386,7 @@ def test_long_trainings_are_thinned(tmp_path):
 
 # ---- secrets
 SECRETS = {"environment": "correct-horse-battery", "bearer": "zQ81kfPq0aLx77Rt", "password": "hunter22"}
-SENTENCE = "{environment} Authorization: Bearer {bearer} password={password}".format(**SECRETS)
+SENTENCE = "Authorization: Bearer {bearer} password={password} {environment}".format(**SECRETS)
 
 
 def test_no_planted_secret_is_in_it(tmp_path, monkeypatch):
@@ -418,7 +418,7 @@ def test_no_planted_secret_is_in_it(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "compare_trajectories", lambda *a, **k: handed.append(a) or real(*a, **k))
     page = render(load_run(run.path))
     shown = page + repr(handed)
-    for secret in (*SECRETS.values(), SECRETS["environment"][:9], "plain-looking", "inner-value"):
+    for secret in (*SECRETS.values(), "plain-looking", "inner-value"):
         assert secret not in shown, secret
     assert "[masked]" in page and handed and "Let me look." in shown
     assert all(set(t.completion_ids) == {0} and not t.prompt_ids for ts in handed[0][1].values() for t in ts)
