@@ -16,8 +16,7 @@ from options import options
 
 from agentkit.evaluation import compare, statistics
 from agentkit.evaluation.comparison import Pair, judged
-from agentkit.evaluation.gains import PARTS, _parts, gains
-from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.records import StopReason, Task, Trajectory
 
 
 def chances(rng: np.random.Generator, n: int, mean: float, alike: float) -> np.ndarray:
@@ -164,68 +163,8 @@ def seeds(studies: int, rng: np.random.Generator, cells: Sequence = (2, 3, 5)) -
         yield (s,), (shown / studies, inside(intervals, 0.0))
 
 
-# ---- where a gain came from
-BASE = {"calls": 0.85, "giving up": 0.85, "skill": 0.6, "form": 0.8}  # rates of the policy before
-PLANTED = {"form": {"form": 1.0}, "skill": {"skill": 0.8}, "form and skill": {"form": 1.0, "skill": 0.75},
-           "calls": {"calls": 1.0}, "giving up": {"giving up": 1.0}, "nothing": {}}  # and after  # fmt: skip
-GAINS = tuple(product(PLANTED, (60, 180), (1, 4)))
-
-
-def attempts(
-    rng: np.random.Generator, policy: str, tasks: Sequence[Task], rates: np.ndarray
-) -> list[Trajectory]:
-    """Trajectories of tasks by the chances (N, 4) that calls parse, it does not give up, is right, in form."""
-    stop, bad = StopReason.ANSWER, ToolResult("", {}, "Error: no JSON", ok=False)
-    found = []
-    for task, passes in zip(tasks, rng.random(rates.shape) < rates, strict=True):
-        failed = None if passes.all() else int(np.argmin(passes))
-        answers = ("Nowhere", "I could not find it.", "Nowhere", f"I looked it up: {task.answer}")
-        said = task.answer if failed is None else answers[failed]
-        turns = (Turn("", (0, 0), (bad,)),) * (failed == 0)
-        found.append(Trajectory(task.id, policy, sum(t.task_id == task.id for t in found[-8:]), 0, (1,), (1,), (1,),
-                                (0.0,), turns, stop, said, float(failed is None)))  # fmt: skip
-    return found
-
-
-def gain_study(rng: np.random.Generator, planted: str, n: int, k: int) -> tuple[dict, dict[str, float]]:
-    """The parts that are found in one study of n tasks and k samples, and the true ones."""
-    tasks = [Task(f"t{i}", "Where?", f"Quinceford{i}", family="AB"[i % 2]) for i in range(n)]
-    means = [np.array(list((BASE | change).values())) for change in ({}, PLANTED[planted])]
-    # what differs between tasks, the same for both policies, as ranks
-    alike = [chances(rng, n, mean, 0.3) for mean in means[0]]
-    policies = {}
-    for name, own in zip(("a", "b"), means, strict=True):
-        lifts = [(after - before) / (1 - before) for before, after in zip(means[0], own, strict=True)]
-        rates = np.array([lifted(chance, lift) for chance, lift in zip(alike, lifts, strict=True)]).T
-        policies[name] = attempts(
-            rng, name, [t for t in tasks for _ in range(k)], np.repeat(rates, k, axis=0)
-        )
-    (pair,) = gains(policies, tasks).pairs
-    shares = [np.append(np.cumprod(own)[::-1], 0) for own in means]
-    truth = _parts(
-        *(np.array([s[0], s[1] - s[0], *own_failed(m), 0]) for s, m in zip(shares, means, strict=True))
-    )
-    return pair, dict(zip(PARTS, truth.tolist(), strict=True))
-
-
-def own_failed(rates: np.ndarray) -> tuple[float, float]:
-    """Shares that give up, and whose calls do not parse."""
-    return rates[0] * (1 - rates[1]), 1 - rates[0]
-
-
-def gain_parts(studies: int, rng: np.random.Generator, cells: Sequence = GAINS) -> Iterator[tuple]:
-    """Coverage of the parts' intervals, and the share of studies that name what was planted and no more."""
-    for planted, n, k in cells:
-        found = [gain_study(rng, planted, n, k) for _ in range(studies)]
-        covers = [
-            inside([pair["parts"][name]["ci95"] for pair, _ in found], found[0][1][name]) for name in PARTS
-        ]
-        wanted = set() if planted == "nothing" else set(planted.split(" and "))
-        yield (planted, n, k), (*covers, float(np.mean([set(pair["named"]) == wanted for pair, _ in found])))
-
-
 TARGETS = {"success": success, "paired": paired, "behaviour": behaviour_rates, "null tables": null_tables,
-           "could see": could_see, "seeds": seeds, "gain parts": gain_parts}  # fmt: skip
+           "could see": could_see, "seeds": seeds}  # fmt: skip
 
 
 def main() -> None:

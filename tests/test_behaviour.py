@@ -98,7 +98,7 @@ CASES = [
     ("gave up", made(RATIO, "I could not find this.", SUDAN)),
     ("gave up", made(OPEN, "Sorry, I don't know.")),
     ("answer form", made(RATIO, "4.93 or 5", SUDAN, JAPAN, RIGHT)),
-    ("answer form", made(RATIO, "4.9", SUDAN, JAPAN, RIGHT)),
+    ("misreported", made(RATIO, "4.9", SUDAN, JAPAN, RIGHT)),
     ("answer form", made(CHAIN, "It is Lusaka, I think", ZAMBIA, LUSAKA)),
     ("no tool used", made(RATIO, "12")),
     ("no tool used", made(OPEN, "Charlotte Brontë")),

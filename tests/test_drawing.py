@@ -25,7 +25,7 @@ from agentkit.training.until_solved import Round, bests, frame, solve, solve_all
 from agentkit.verifiers.grids import as_rows, drawn_in, pixel_equality
 from agentkit.verifiers.grids import verdict as said
 from agentkit.views import plots
-from agentkit.views.card import LADDER, _Card
+from agentkit.views.card import _Card
 from agentkit.views.widgets import group_view
 from agentkit.views.widgets.states import States
 
@@ -216,7 +216,7 @@ def test_the_widget_shows_what_was_asked_and_drawn():
 
 
 def test_the_run_card_masks_secrets_and_still_shows_the_drawing(tmp_path):
-    shown = _Card(Run.create(tmp_path / "run"), LADDER[0])
+    shown = _Card(Run.create(tmp_path / "run"))
     task, got = shown.cleaned(LINES), shown.trajectory(answered(LINES, GOLD))
     assert States().after_turns(task, got) == States().after_turns(LINES, answered(LINES, GOLD))
 

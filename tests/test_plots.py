@@ -244,19 +244,6 @@ def test_paired_scatter_counts_moves():
     assert plots.paired_scatter(before[:1], partly).data[2].name == "same side: 1 task", "none is right"
 
 
-def test_reward_histogram():
-    policies = {
-        "sft": [trajectory("t", 0, reward=r) for r in (0.0, 0.0, 1.0, None)],
-        "grpo": [trajectory("t", 0, reward=1.0)],
-    }
-    figure = plots.reward_histogram(policies)
-    assert figure.data[0].name == "sft (n = 3, 1 not scored)"
-    assert list(figure.data[0].y) == pytest.approx([2 / 3, 0, 0, 1 / 3])
-    assert list(figure.data[1].y) == [0, 0, 0, 1]
-    assert "No trajectory" in plots.reward_histogram({"sft": []}).layout.annotations[0].text
-    assert sum(plots.reward_histogram({"sft": [trajectory("t", 0, reward=0.5)] * 3}).data[0].y) == 1
-
-
 def test_difficulty_counts():
     tasks = [
         Task("1", "?", "1", family="A"),
@@ -278,9 +265,7 @@ def test_draws_failures_and_behaviour_are_drawn_with_every_number():
     after = [trajectory(f"t{i}", float(k < i % 4), k, "grpo") for i in range(6) for k in range(4)]
     policies = {"s<b>ft": before, "grpo": after}
     draws = plots.draw_curves(compare(policies))
-    assert [list(t.x) for t in draws.data] == [["1", "2", "4"]] * 6 and "&lt;b&gt;" in draws.data[0].name
-    many = {"sft": before, "many": [trajectory(f"t{i}", 1.0, k) for i in range(6) for k in range(129)]}
-    assert [t.name for t in plots.draw_curves(compare(many)).data] == ["sft", "many", "sft", "sft", "many"]
+    assert [list(t.x) for t in draws.data] == [["1", "2", "4"]] * 4 and "&lt;b&gt;" in draws.data[0].name
     found = failures(policies, tasks)
     bars = plots.failure_bars(found)
     assert sum(map(int, bars.data[0].text)) == sum(t.success <= 0.5 for t in before) and len(bars.data) == 2

@@ -25,24 +25,6 @@ def test_draws_equal_enumeration(n, c):
         assert st.pass_hat_k(n, c, k) == pytest.approx(np.mean([min(d) for d in drawn]))
 
 
-@pytest.mark.parametrize(
-    ("right", "wrong", "silent"),
-    [(1, [], 0), (0, [2], 1), (2, [2], 0), (3, [2, 1], 1), (2, [2, 2], 2), (1, [1, 1, 1], 0), (3, [4], 0)],
-)
-def test_majority_equals_enumeration(right, wrong, silent):
-    answers = ["right"] * right + [None] * silent
-    answers += [f"w{i}" for i, size in enumerate(wrong) for _ in range(size)]
-
-    def chance(drawn):
-        votes = {a: drawn.count(a) for a in drawn if a is not None}
-        best = [a for a, n in votes.items() if n == max(votes.values())]
-        return ("right" in best) / len(best) if best else 0.0
-
-    for k in range(1, len(answers) + 1):
-        expected = np.mean([chance(d) for d in combinations(answers, k)])
-        assert st.maj_at_k(right, wrong, k, silent) == pytest.approx(expected)
-
-
 def test_draws_are_unbiased_and_refuse_what_is_no_draw():
     p, n, k = 0.3, 6, 3
     weights = [comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
@@ -215,16 +197,6 @@ def test_holm_is_that_of_statsmodels():
         assert st.holm(pvalues) == pytest.approx(wanted) and st.holm(pvalues) == pytest.approx(wanted), (
             "it changes nothing"
         )
-
-
-def test_effect_sizes_of_literals():
-    before, after = np.array([0.0, 0.0, 1.0, 0.5]), np.array([1.0, 0.0, 1.0, 0.0])
-    got = st.effect_sizes(before, after)
-    assert got["odds_ratio"] == 1.0 and got["cohens_dz"] == pytest.approx(
-        0.125 / np.std([1, 0, 0, -0.5], ddof=1)
-    )
-    assert got["cohens_h"] == pytest.approx(2 * np.arcsin(0.5**0.5) - 2 * np.arcsin(0.375**0.5))
-    assert st.effect_sizes(before, before) == {"cohens_h": 0.0, "cohens_dz": None, "odds_ratio": 1.0}
 
 
 def test_seeds_spread_equals_a_hierarchical_bootstrap_where_that_is_right():

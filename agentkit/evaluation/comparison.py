@@ -91,15 +91,6 @@ class Comparison:
             for tasks, block in {"all tasks": pair, **tables.breakdown(pair)}.items()
         )
 
-    def tidy(self) -> pd.DataFrame:
-        """Every measured number as one row: policy, measure, value, low, high, n."""
-        rows = [
-            [policy, title, value, *(interval or (None, None)), n]
-            for policy, entry in self.policies.items()
-            for title, value, interval, n, _ in tables.figures(entry)
-        ]
-        return pd.DataFrame(rows, columns=["policy", "measure", "value", "low", "high", "n"])
-
     def lead(self) -> list[str]:
         """The headline's sentence, where there is one."""
         return [self.headline["sentence"]] if self.headline else []
@@ -278,7 +269,6 @@ def _judged(pair: Pair, p_holm: float | None, level: float) -> dict[str, Any]:
         "level": level,
         "verdict": verdict,
         "detectable": pair.detectable(level) if is_tested else None,
-        "effect": statistics.effect_sizes(*(own.mean(axis=0) for own in pair.rates)),
     }
 
 

@@ -13,7 +13,6 @@ import pandas as pd
 
 from agentkit.evaluation import Samples, flatten, tables
 from agentkit.evaluation.evidence import answer_if, gave_up, stands, was_run, writes_code
-from agentkit.evaluation.substance import states
 from agentkit.records import StopReason, Task, ToolResult, Trajectory
 from agentkit.trajectories import call_key, needs_tools, plan_of, results_of, verifier_kind
 
@@ -56,7 +55,7 @@ def failure_class(t: Trajectory, task: Task) -> str:
         return "no answer"
     if gave_up(t.answer, task):
         return "gave up"
-    if stands(task.answer, t.answer) or states(t.answer, task.answer):
+    if stands(task.answer, t.answer):
         return "answer form"
     results = results_of(t)
     if not results and needs_tools(task):

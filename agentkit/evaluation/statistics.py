@@ -7,7 +7,6 @@ rules were chosen by simulation (tests/test_statistics.py): a percentile bootstr
 
 import math
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -41,37 +40,6 @@ def pass_hat_k(n: int, c: int, k: int) -> float:
     """Chance that all of k samples are right: C(c, k) / C(n, k) (Yao et al. 2024, arXiv 2406.12045)."""
     _check_draw(n, c, k)
     return math.comb(c, k) / math.comb(n, k)
-
-
-def maj_at_k(right: int, wrong: Sequence[int], k: int, silent: int = 0) -> float:
-    """Chance that the most frequent answer of k samples is right, ties broken by lot.
-
-    Self-consistency (Wang et al. 2022, arXiv 2203.11171), exact over all draws of k without replacement,
-    hence unbiased as pass@k is where equal answers are told; ``wrong`` counts the samples of each different
-    wrong answer, ``silent`` ones cast no vote.
-    """
-    _check_draw(right + sum(wrong) + silent, right, k)
-    chance = 0.0
-    for votes in range(1, min(right, k) + 1):
-        # (wrong answers level with it, their votes): draws of that many votes, none above ``votes``
-        ways = {(0, 0): 1}
-        for size in wrong:
-            choices = [(v, v == votes, math.comb(size, v)) for v in range(min(size, votes) + 1)]
-            ways = _added(ways, choices, k - votes)
-        ways = _added(ways, [(v, False, math.comb(silent, v)) for v in range(silent + 1)], k - votes)
-        wins = sum(count / (1 + ties) for (ties, drawn), count in ways.items() if drawn == k - votes)
-        chance += math.comb(right, votes) * wins
-    return chance / math.comb(right + sum(wrong) + silent, k)
-
-
-def _added(ways: dict, choices: list[tuple[int, bool, int]], limit: int) -> dict[tuple[int, int], int]:
-    """The counts of draws once one more answer has cast its votes."""
-    counts: Counter[tuple[int, int]] = Counter()
-    for (ties, drawn), count in ways.items():
-        for votes, tied, combinations in choices:
-            if drawn + votes <= limit:
-                counts[ties + tied, drawn + votes] += count * combinations
-    return counts
 
 
 def _check_draw(n: int, c: int, k: int) -> None:
@@ -412,24 +380,6 @@ def _step_levels(
 ) -> list[float]:
     ranks, rejected = np.argsort(np.argsort(pvalues, kind="stable")), sum(p < ALPHA for p in adjusted)
     return [level(test, len(adjusted) - min(int(rank), rejected)) for test, rank in enumerate(ranks)]
-
-
-# ---- effect sizes
-def effect_sizes(before: np.ndarray, after: np.ndarray) -> dict[str, float | None]:
-    """Sizes of a paired difference, of two shapes (N,), that do not depend on the number of tasks.
-
-    cohens_h is the difference of the means on the arcsine scale (0.2 small, 0.5 medium, 0.8 large; Cohen
-    1988), cohens_dz the mean difference over its standard deviation (None without spread), odds_ratio the
-    tasks that rose for each that fell, half a task added to both.
-    """
-    assert before.shape == after.shape
-    difference = after - before
-    spread = float(difference.std(ddof=1)) if difference.size > 1 else 0.0
-    return {
-        "cohens_h": 2 * (math.asin(math.sqrt(after.mean())) - math.asin(math.sqrt(before.mean()))),
-        "cohens_dz": float(difference.mean()) / spread if spread > _TINY else None,
-        "odds_ratio": float((np.sum(difference > _TINY) + 0.5) / (np.sum(difference < -_TINY) + 0.5)),
-    }
 
 
 # ---- power

@@ -31,7 +31,6 @@ RATIOS = {  # a total over tasks divided by another
 
 # trajectories of one policy; a mapping is by training seed
 Samples = Sequence[Trajectory] | Mapping[int, Sequence[Trajectory]]
-MOST_VOTES = 128  # samples a task, above which counting majorities takes too long
 Values = dict[str, list[list[float]]]  # by task and seed: the scored successes
 
 
@@ -78,7 +77,7 @@ def summarize(trajectories: Samples, tasks: Iterable[Task] | None = None) -> dic
     if isinstance(trajectories, Mapping):
         seeds = {str(seed): measure(values_of(samples)) for seed, samples in trajectories.items()}
         entry["seeds"] = {seed: block["success"] for seed, block in seeds.items()}
-    return entry | _draws(values, [by_task(samples) for samples in by_seed(trajectories).values()])
+    return entry | _draws(values)
 
 
 def _worst_case(trajectories: Samples) -> list[float]:
@@ -222,47 +221,23 @@ def _blocks(counts: Mapping[str, Counter], groups: Mapping[str, Values]) -> dict
     }
 
 
-def _draws(values: Values, seeds: Sequence[Mapping[str, Sequence[Trajectory]]]) -> dict[str, Any]:
-    """pass@k, pass^k and maj@k for k = 1, 2, 4 ... up to the samples that half of the scored tasks have.
+def _draws(values: Values) -> dict[str, Any]:
+    """pass@k and pass^k for k = 1, 2, 4 ... up to the samples that half of the scored tasks have.
 
     A task with fewer than k scored samples is left out of that k; its n says so.
     """
     sizes = {task: min(map(len, seeds)) for task, seeds in values.items() if any(seeds)}
     most = sorted(sizes.values())[(len(sizes) - 1) // 2]
     ks = [k for k in (2**i for i in range(11)) if k < most] + [most] * (most > 0)
-    draws: dict[str, dict] = {"pass_at_k": {}, "pass_hat_k": {}}
-    if max(sizes.values()) <= MOST_VOTES:
-        draws["maj_at_k"] = {}
-    votes = {task: [_votes(own[task]) for own in seeds] for task in sizes}
+    chances = {"pass_at_k": statistics.pass_at_k, "pass_hat_k": statistics.pass_hat_k}
+    draws: dict[str, dict] = {name: {} for name in chances}
     for k in ks:
         enough = [task for task, size in sizes.items() if size >= k]
-        chances = {i: [_chances(*v, k, "maj_at_k" in draws) for v in votes[i]] for i in enough}
-        for name, blocks in draws.items():  # each chance once a sample: intervals take them as evidence
-            of_tasks = {i: zip(chances[i], values[i], strict=True) for i in enough}
-            blocks[str(k)] = measure({i: [[c[name]] * len(s) for c, s in x] for i, x in of_tasks.items()})
+        for name, chance in chances.items():
+            # each chance once a sample: intervals take them as evidence
+            drawn = {i: [[chance(len(x), x.count(1.0), k)] * len(x) for x in values[i]] for i in enough}
+            draws[name][str(k)] = measure(drawn)
     return draws
-
-
-def _votes(samples: Sequence[Trajectory]) -> tuple[int, list[int], int]:
-    """Scored samples that are right, those of each wrong answer, and silent ones.
-
-    Wrong answers are alike where their texts are, case and white space aside: where a policy writes one in
-    several ways, as programs, its votes are split, and maj@k is a bound from above.
-    """
-    scored = [t for t in samples if t.success is not None]
-    right = sum(t.success == 1.0 for t in scored)
-    answers = [" ".join((t.answer or "").casefold().split()) for t in scored if t.success != 1.0]
-    wrong = Counter(filter(None, answers))
-    return right, list(wrong.values()), len(scored) - right - wrong.total()
-
-
-def _chances(right: int, wrong: list[int], silent: int, k: int, majority: bool) -> dict[str, float]:
-    n = right + sum(wrong) + silent
-    chances = {
-        "pass_at_k": statistics.pass_at_k(n, right, k),
-        "pass_hat_k": statistics.pass_hat_k(n, right, k),
-    }
-    return chances | ({"maj_at_k": statistics.maj_at_k(right, wrong, k, silent)} if majority else {})
 
 
 def named(name: str, function: Callable, *arguments: Any) -> Any:

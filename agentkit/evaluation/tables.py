@@ -53,7 +53,7 @@ FAMILY_COLUMNS = {
     "failed_rate": "tool failed",
     "tokens": "tokens",
 }
-Figure = tuple[str, float | None, list[float] | None, int, str]  # title, value, interval, tasks, format
+Figure = tuple[str, float | None, list[float] | None, str]  # title, value, interval, format
 _LATEX = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -169,27 +169,27 @@ def figures(entry: Mapping[str, Any]) -> Iterator[Figure]:
         blocks[label[0].upper() + label[1:] + SUBJECTS.get(label, "")] = block
     k = _most(entry)
     if k != "1":
-        titles = {"pass_at_k": "pass@", "maj_at_k": "maj@", "pass_hat_k": "pass^"}
+        titles = {"pass_at_k": "pass@", "pass_hat_k": "pass^"}
         blocks |= {f"{title}{k}": entry[key][k] for key, title in titles.items() if key in entry}
     for title, block in blocks.items():
-        yield title, block["success"], block["ci95"], block["n"], "{:.1%}"
+        yield title, block["success"], block["ci95"], "{:.1%}"
     for key, (title, form) in MEASURES.items():
         if key in entry:
-            yield title, entry[key], (entry.get("intervals") or {}).get(key), entry["n"], form
+            yield title, entry[key], (entry.get("intervals") or {}).get(key), form
     if entry.get("by_template"):
         of = entry["by_template"]
-        yield "Overall success, clustered by template", entry["success"], of["ci95"], of["n"], "{:.1%}"
+        yield "Overall success, clustered by template", entry["success"], of["ci95"], "{:.1%}"
     if entry.get("unscored"):
-        yield "Trajectories not scored", entry["unscored"], None, entry["n"], "{:.0f}"
+        yield "Trajectories not scored", entry["unscored"], None, "{:.0f}"
     for counted, value in zip(("wrong", "right"), entry.get("worst_case") or (), strict=False):
-        yield f"… success with these counted {counted}", value, None, entry["n"], "{:.1%}"
+        yield f"… success with these counted {counted}", value, None, "{:.1%}"
 
 
 def policy_table(policies: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """Entries of comparison.json as text with intervals: one row a measure, one column a policy."""
     rows: dict[str, dict[str, str]] = {}
     for policy, entry in policies.items():
-        for title, value, interval, _, form in figures(entry):
+        for title, value, interval, form in figures(entry):
             rows.setdefault(title, dict.fromkeys(policies, "–"))[policy] = cell(value, interval, form)
     return text_table(rows)
 

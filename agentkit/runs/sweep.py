@@ -51,8 +51,8 @@ TRIES = 2  # of a cell that crashes
 WRITTEN = {  # what the notebooks leave in a run's folder, and others after them
     "02_baseline": ("baseline.json", "pass_rates.json", "sft", "eval"),
     "03_grpo": ("preflight.*", "train", "train-[0-9]*", "adapter", "merged"),
-    "05_compare": ("grpo*.parquet", "comparison.json", "measures.json", "gains.json", "gaia.json", "tables",
-                   "notes.jsonl", "sft_more*", "rft*"),
+    "05_compare": ("grpo*.parquet", "comparison.json", "measures.json", "gaia.json", "tables", "notes.jsonl",
+                   "sft_more*", "rft*"),
 }  # fmt: skip
 LOOK_S = 2.0  # between two looks at what the others have written
 CELL_VARIABLE = "AGENTKIT_CELL"  # in the environment of whatever works on a cell: its folder

@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 from agentkit.records import DataError, ParsedTurn, StopReason, ToolResult, Trajectory, Turn

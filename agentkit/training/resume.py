@@ -115,7 +115,7 @@ class Resumable:
     def _look_back(self) -> None:
         """A training that came to its end starts anew, but where its stage was cut off after that."""
         earlier = self.run.file("train", "metrics.jsonl").exists()
-        for name in ("gaia.json", "comparison.json", "gains.json", "measures.json") if earlier else ():
+        for name in ("gaia.json", "comparison.json", "measures.json") if earlier else ():
             with suppress(FileNotFoundError):  # it measured the adapter as it was
                 self.run.file(name).rename(self.run.file("train", name))
                 self.run.remove(name)

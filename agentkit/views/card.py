@@ -13,9 +13,9 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +24,23 @@ import pandas as pd
 from agentkit.diagnostics import fresh_half, read_alarms
 from agentkit.evaluation import Comparison, html, task_success
 from agentkit.evaluation.examples import examples
-from agentkit.evaluation.gains import Gains
 from agentkit.evaluation.html import Markup
 from agentkit.evaluation.tables import level_table, percent, policy_table
 from agentkit.records import StopReason, Task, Trajectory
-from agentkit.runs import Run, RunError, cost, digest, fault, read_json, read_trajectories, write_bytes
+from agentkit.runs import Run, RunError, cost, digest, fault, read_json, write_bytes
 from agentkit.runs.recipe import Recipe
-from agentkit.trajectories import trajectory_id
 from agentkit.views import plots
 from agentkit.views.redact import environment_secrets, redact, redact_text
 from agentkit.views.widgets import compare_trajectories
-from agentkit.views.widgets.dashboard import EVIDENCE, alarm_block, planned, told
+from agentkit.views.widgets.dashboard import EVIDENCE, alarm_block, planned
 
 UNCHANGED, NOT_COMPARED = "unchanged", "This run has no comparison of policies yet."
-MAX_BYTES = 10_000_000  # of the file
+TASKS = 20  # shown with trajectories
+ROWS = 2_000  # of a table
+CELL = 400  # characters of a table's cell
+TEXT = 3_900  # characters of one observation, turn or answer
 STAGES = ("01_tasks", "02_baseline", "03_grpo", "04_diagnostics", "05_compare")
-TRAINED = ("Result", "Skill or format", "Training", "Alarms", "Preflight", "Evidence")  # from notebook 03 on
+TRAINED = ("Result", "Training", "Alarms", "Preflight")  # from notebook 03 on
 ORDER = ("base", "sft", "sft_more", "rft", "grpo")  # policies of a run, the baseline first
 DATA_LICENCES = (
     ("films (bokeh_sampledata, from Wikidata)", "BSD-3-Clause; data CC0"),
@@ -48,52 +49,31 @@ DATA_LICENCES = (
     ("life expectancy and income (gapminder, in plotly)", "MIT; data CC BY 4.0"),
 )
 LIGHTS = {"green": ("good", "good"), "amber": ("look", "look"), "red": ("stop", "bad")}  # word and class
-VERDICTS = {1.0: ("right", "good"), None: ("not scored", "soft")}  # of trajectories
 _DIGITS = re.compile(r"(?<![\w.])\d{1,40}\.\d{7,40}(e[+-]?\d{1,3})?(?![\w.])")  # more than anybody reads
 _SLACK = 20_000  # characters beyond a cut that are still read for secrets
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What bounds the file; the next smaller ones are taken when it came out too large."""
-
-    tasks: int  # shown with trajectories
-    rows: int  # of a table
-    cell: int  # characters
-    text: int  # characters of one observation, turn or answer
-
-
-LADDER = (Limits(20, 2_000, 400, 3_900), Limits(6, 200, 200, 1_000), Limits(0, 40, 80, 200))
 
 
 def write_report(run: Run, path: str | Path | None = None) -> Path:
     """Write the run card, by default to report.html in the run's folder.
 
     Returns:
-        The file, of at most 10 MB, readable by its owner only.
+        The file, readable by its owner only.
     """
     return write_bytes(path or run.file("report.html"), render(run).encode())
 
 
 def render(run: Run) -> str:
-    """The run card as HTML, of at most MAX_BYTES bytes."""
-    for limits in LADDER:
-        page = _Card(run, limits).page()
-        if len(page.encode()) <= MAX_BYTES:
-            break
-    return page
+    """The run card as HTML."""
+    return _Card(run).page()
 
 
 class _Card:
     """A run's files, each read once, and how its values become HTML: masked, cut and escaped."""
 
-    def __init__(self, run: Run, limits: Limits):
-        self.run, self.limits = run, limits
-        self.secrets = environment_secrets()
+    def __init__(self, run: Run):
+        self.run, self.secrets = run, environment_secrets()
         self.manifest = {"created": "?"} | run.manifest
         self._has_plotly = False
-        self.named: dict[str, Trajectory] = {}  # what links on this page lead to, in order
-        self._found: dict[str, Trajectory | None] = {}  # by name; None where it is not there to be shown
 
     @cached_property
     def policies(self) -> dict[str, list[Trajectory]]:
@@ -152,7 +132,7 @@ class _Card:
         return [*map(self.missing, sentences), *parts]
 
     # ---- values as text
-    def text(self, value: Any, limit: int | None = None) -> str:
+    def text(self, value: Any, limit: int = CELL) -> str:
         """A value as text: numbers short, secrets masked, long texts cut with a mark that says how much."""
         if value is None:
             return "–"
@@ -165,10 +145,10 @@ class _Card:
         if isinstance(value, list | tuple):
             value = ", ".join(map(self.text, value))
         short = _DIGITS.sub(lambda digits: f"{float(digits[0]):.4g}", str(value))
-        return self.masked(short, limit or self.limits.cell)
+        return self.masked(short, limit)
 
     def masked(self, text: str, limit: int) -> str:
-        """Text without secrets, cut to ``limit``, masked before: half a secret has no shape."""
+        """Text without secrets, cut to ``limit``, masked before: half a secret is not known."""
         masked, rest = redact_text(text[: limit + _SLACK], self.secrets), len(text) - limit
         return masked if rest <= 0 else f"{masked[:limit]} … ({rest:,} more characters left out)"
 
@@ -182,31 +162,6 @@ class _Card:
         label = html.element("b", "Missing. ", class_="bad")
         return html.element("p", label, self.text(text, 2_000), class_="missing")
 
-    def links(self, names: Sequence[str]) -> Markup:
-        """Names of trajectories, each a link where the run holds it and it may be shown."""
-        self._find([str(name) for name in names[:EVIDENCE]])
-        shown = Markup(", ").join(map(self._link, map(str, names[:EVIDENCE])))
-        more = f" and {len(names) - EVIDENCE} more" if len(names) > EVIDENCE else ""
-        return html.joined(["Seen in ", shown, more, "."] if names else [])
-
-    def _find(self, names: Sequence[str]) -> None:
-        """Read what is stored of these, for as long as links are still made."""
-        steps: dict[str, set[str]] = {}  # names by step; that of preflight's is ""
-        for name in set(names) - self._found.keys() if len(self.named) < 4 * self.limits.tasks else ():
-            steps.setdefault(name.partition(":")[0] if re.match(r"[0-9]+:", name) else "", set()).add(name)
-        for step, wanted in steps.items():
-            file = ("train", "trajectories", f"step_{step:>05}.parquet") if step else ("preflight.parquet",)
-            read = partial(read_trajectories, self.run.file(*file), choose=partial(_named, wanted))
-            shown = [t for t in _or_none(read) or [] if t.task_id in self.tasks]
-            self._found |= dict.fromkeys(wanted) | {trajectory_id(t): t for t in shown}
-
-    def _link(self, name: str) -> Markup:
-        trajectory = self._found.get(name)
-        if trajectory and (name in self.named or len(self.named) < 4 * self.limits.tasks):
-            self.named[name] = trajectory
-            return html.element("a", self.text(name), href=f"#trajectory-{list(self.named).index(name) + 1}")
-        return html.safe(self.text(name))
-
     @cached_property
     def stored(self) -> list[Task]:
         """All tasks, those that must not be shown too; none where they cannot be read."""
@@ -218,9 +173,9 @@ class _Card:
         return {task.id: task for task in self.stored if task.meta.get("share") is not False}  # GAIA's say so
 
     def table(self, columns: Iterable[Any], rows: Iterable[Sequence[Any]], caption: str = "") -> Markup:
-        """A table of at most ``limits.rows`` rows."""
+        """A table of at most ROWS rows."""
         rows = list(rows)
-        cells = [[self.text(cell) for cell in row] for row in rows[: self.limits.rows]]
+        cells = [[self.text(cell) for cell in row] for row in rows[:ROWS]]
         drawn = html.table([self.text(name) for name in columns], cells, self.text(caption))
         left_out = len(rows) - len(cells)
         note = f"{left_out} more rows were left out of this table."
@@ -250,7 +205,7 @@ class _Card:
         if isinstance(value, list | tuple):
             return type(value)(self.cleaned(entry) for entry in value)
         is_text = isinstance(value, str) and not isinstance(value, StopReason)
-        return self.masked(value, self.limits.text) if is_text else value
+        return self.masked(value, TEXT) if is_text else value
 
     def trajectory(self, trajectory: Trajectory) -> Trajectory:
         """The same without secrets: its token ids, which decode to them, are blanked."""
@@ -297,17 +252,6 @@ def _result(card: _Card) -> list[Markup]:
     return parts
 
 
-def _gains(card: _Card) -> list[Markup]:
-    if not card.run.file("gains.json").exists():
-        return [card.paragraph("There is no gains.json: notebook 05 takes the differences apart.")]
-    found = Gains(**read_json(card.run.file("gains.json")))
-    return [
-        card.frame(found.table(), "What each difference is made of", "Part"),
-        *map(card.paragraph, found.sentences()),
-        card.figure(plots.gain_parts(found)),
-    ]
-
-
 def _gaia(card: _Card) -> list[Markup]:
     if not card.run.file("gaia.json").exists():
         return [card.paragraph("There is no gaia.json: agentkit gaia measures the run's agents on GAIA.")]
@@ -347,12 +291,12 @@ def _alarms(card: _Card) -> list[Markup]:
         return [card.paragraph("No alarm fired.")]
     fired = Counter(alarm.alarm for alarm in alarms)
     summary = ", ".join(f"{name} ({n})" for name, n in fired.most_common(12))
-    shown = alarms[: card.limits.rows]
+    shown = alarms[:ROWS]
     left_out = f" {len(alarms) - len(shown)} more were left out here." if len(alarms) > len(shown) else ""
     parts = [card.paragraph(f"Alarms: {summary}.{left_out}")]
     for alarm in shown:
         said = {"cause": card.text(alarm.cause, 2_000), "advice": card.text(alarm.advice, 2_000)}
-        parts.append(alarm_block(replace(card.cleaned(alarm), **said), card.links))
+        parts.append(alarm_block(replace(card.cleaned(alarm), **said)))
     return parts
 
 
@@ -374,31 +318,13 @@ def _preflight_item(card: _Card, number: int, item: Mapping[str, Any]) -> Markup
     finding = html.element("p", *title, card.text(item["finding"], 2_000))
     advice = card.paragraph(f"→ {item['advice']}") if item["advice"] else ""
     evidence = item.get("evidence")
-    seen = html.element("p", card.links(evidence if isinstance(evidence, list) else []), class_="soft")
+    names = evidence[:EVIDENCE] if isinstance(evidence, list) else []
+    seen = html.element("p", card.text(names), class_="soft")
     return html.element("div", finding, advice, seen, class_="alarm")
 
 
-def _evidence(card: _Card) -> list[Markup]:
-    """What the sections before have named."""
-    if not card.named:
-        return [
-            card.paragraph("No alarm and no item of the preflight names a trajectory that is stored here.")
-        ]
-    parts = [card.paragraph("The trajectories that alarms and preflight name, by step, task and sample.")]
-    for number, (name, trajectory) in enumerate(card.named.items(), 1):
-        shown, task = card.trajectory(trajectory), card.cleaned(card.tasks[trajectory.task_id])
-        # a link opens what is folded around its target
-        target = html.element(
-            "div", told(f"{task.family}, {task.difficulty}", shown, task), id=f"trajectory-{number}"
-        )
-        verdict, look = VERDICTS.get(trajectory.success, ("wrong", "bad"))
-        title = html.joined([card.text(name), " ", html.element("b", verdict, class_=look)])
-        parts.append(html.folded(title, target))
-    return parts
-
-
 def _trajectories(card: _Card) -> list[Markup]:
-    names, limit = list(card.policies), card.limits.tasks
+    names = list(card.policies)
     if not names:
         return [
             card.missing("There are no evaluation trajectories in eval/. Notebooks 02 and 05 write them.")
@@ -414,7 +340,7 @@ def _trajectories(card: _Card) -> list[Markup]:
         parts.append(card.paragraph(f"{len(private)} tasks are not shown: {reason}."))
     chosen_ids: list[str] = []
     if all(policies.values()):
-        chosen = examples(policies, tasks.values(), gained=limit // 2, lost=limit // 4, failing=limit // 4)
+        chosen = examples(policies, tasks.values(), gained=TASKS // 2, lost=TASKS // 4, failing=TASKS // 4)
         chosen_ids = chosen.gained + chosen.lost + chosen.failing
     if not chosen_ids:
         return [*parts, card.missing("No trajectory can be shown here.")]
@@ -503,13 +429,11 @@ def _licences(card: _Card) -> list[Markup]:
 
 SECTIONS: tuple[tuple[str, Callable[[_Card], list[Markup]]], ...] = (
     ("Result", _result),
-    ("Skill or format", _gains),
     ("GAIA", _gaia),
     ("Baseline", _baseline),
     ("Training", _training),
     ("Alarms", _alarms),
     ("Preflight", _preflight),
-    ("Evidence", _evidence),  # after all that names some
     ("Trajectories", _trajectories),
     ("Tasks", _suite),
     ("Cost", _cost),
@@ -520,12 +444,6 @@ SECTIONS: tuple[tuple[str, Callable[[_Card], list[Markup]]], ...] = (
 
 
 # ---- small helpers
-def _named(names: Collection[str], rows: list[dict]) -> list[int]:
-    """Where the trajectories of these names are stored."""
-    found = ((i, row["step"], f"{row['task_id']}#{row['sample']}") for i, row in enumerate(rows))
-    return [i for i, step, name in found if name in names or f"{step}:{name}" in names]
-
-
 def _comparison(run: Run) -> Comparison:
     return Comparison.from_json(run.comparison, run.file("comparison.json")).of_run(run)
 

@@ -8,10 +8,8 @@ from agentkit.views.plots.policies import (
     behaviour_dots,
     draw_curves,
     failure_bars,
-    gain_parts,
     paired_scatter,
     rescoring,
-    reward_histogram,
     success_bars,
 )
 from agentkit.views.plots.style import COLOURS, INK, SAME, embedded
@@ -21,6 +19,6 @@ from agentkit.views.plots.training import PANELS, curve, solving, training_curve
 
 __all__ = [
     "COLOURS", "INK", "PANELS", "SAME", "arm_success", "behaviour_dots", "curve", "difficulty_counts",
-    "draw_curves", "embedded", "failure_bars", "gain_parts", "learning_curves", "paired_scatter", "rescoring",
-    "reward_histogram", "solving", "success_bars", "success_by_compute", "training_curves", "transfer",
+    "draw_curves", "embedded", "failure_bars", "learning_curves", "paired_scatter", "rescoring",
+    "solving", "success_bars", "success_by_compute", "training_curves", "transfer",
 ]  # fmt: skip

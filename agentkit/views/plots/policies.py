@@ -1,4 +1,4 @@
-"""Policies beside each other: success, samples, failures, behaviour, rewards, what moved, and other rewards.
+"""Policies beside each other: success, samples, failures, behaviour, what moved, and other rewards.
 
 Leaves out every number drawn (evaluation, rewards.rescoring).
 """
@@ -15,7 +15,6 @@ from plotly.subplots import make_subplots
 from agentkit.evaluation import SOLVED, Comparison, task_success
 from agentkit.evaluation.behaviour import MEASURES, Behaviour
 from agentkit.evaluation.failures import Failures
-from agentkit.evaluation.gains import PARTS, Gains
 from agentkit.evaluation.tables import percent
 from agentkit.records import Trajectory
 from agentkit.rewards.rescoring import PAIRS, Rescoring
@@ -108,14 +107,9 @@ def _blocks(entry: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]
 
 
 def draw_curves(comparison: Comparison) -> go.Figure:
-    """Success when k samples may be drawn: any of them right, most of them, all of them."""
+    """Success when k samples may be drawn: any of them right, all of them."""
     policies = comparison.policies
-    kinds = {
-        "pass_at_k": "pass@k: any right",
-        "maj_at_k": "maj@k: most right",
-        "pass_hat_k": "pass^k: all right",
-    }
-    kinds = {key: title for key, title in kinds.items() if any(key in entry for entry in policies.values())}
+    kinds = {"pass_at_k": "pass@k: any right", "pass_hat_k": "pass^k: all right"}
     if max((len(entry.get("pass_at_k") or {}) for entry in policies.values()), default=0) < 2:
         return empty("One sample a task: there is nothing to draw from", "What do more samples buy?")
     figure = make_subplots(
@@ -234,43 +228,6 @@ def behaviour_dots(behaviour: Behaviour) -> go.Figure:
     )
 
 
-def gain_parts(found: Gains) -> go.Figure:
-    """Where each difference came from: its parts stacked one after the other, each with its interval."""
-    figure, ticks = go.Figure(), {}
-    lane = len(PARTS) + 1.6  # of a pair: all of it, its parts, and a gap
-    for i, pair in enumerate(found.pairs):
-        ends = np.cumsum([0.0, *(part["diff"] for part in pair["parts"].values())])
-        rows = [("all of it", SAME, 0.0, pair)]
-        rows += [(PARTS[n], COLOURS[k], ends[k], part) for k, (n, part) in enumerate(pair["parts"].items())]
-        for k, (title, colour, start, block) in enumerate(rows):
-            diff, (low, high) = block["diff"], block["ci95"]
-            y, said = -(i * lane + k), f"{100 * diff:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"
-            ticks[y] = f"<b>{escaped(pair['a'])} → {escaped(pair['b'])}</b>" if k == 0 else title
-            figure.add_bar(
-                x=[diff], base=[start], y=[y], orientation="h", width=0.8, showlegend=False,
-                marker={"color": colour, "opacity": 0.5, "line": {"width": 0}},
-                error_x=whiskers([diff], [low], [high], color=colour),
-                hovertemplate=f"{title}: {said}<extra></extra>",
-            )  # fmt: skip
-            figure.add_scatter(
-                x=[start + max(high, 0)], y=[y], mode="text", text=[f"  {100 * diff:+.1f}"], hoverinfo="skip",
-                textposition="middle right", textfont={"color": colour}, showlegend=False, cliponaxis=False,
-            )  # fmt: skip
-    zero = {"zeroline": True, "zerolinecolor": INK, "zerolinewidth": 1}
-    return dressed(
-        figure,
-        "Skill or format: where did the difference come from?",
-        "each part begins where the one above it ends; whiskers: 95 % intervals of its own length",
-        xaxis=zero | {"title_text": "difference in success", "tickformat": "+.0%", "showgrid": True},
-        yaxis={"tickvals": list(ticks), "ticktext": list(ticks.values()), "showgrid": False},
-        height=140 + 27 * len(ticks),
-        title_x=0,
-        title_xref="container",
-        title_pad_l=16,
-        margin={"t": 80, "r": 60},
-    )
-
-
 def paired_scatter(before: Sequence[Trajectory], after: Sequence[Trajectory]) -> go.Figure:
     """What moved: the success rate of each task under two policies, as bubbles that count the tasks."""
     names = before[0].policy, after[0].policy
@@ -332,40 +289,6 @@ _GUIDES = [
     {"x0": 0.5, "y0": -0.12, "x1": 0.5, "y1": 1.12, "line": {"color": GRID, "width": 2}},
     {"x0": -0.12, "y0": 0.5, "x1": 1.12, "y1": 0.5, "line": {"color": GRID, "width": 2}},
 ]
-
-
-def reward_histogram(policies: Mapping[str, Sequence[Trajectory]]) -> go.Figure:
-    """How rewards are spread, policy beside policy; trajectories without a reward are counted."""
-    rewards = {name: [t.reward for t in ts if t.reward is not None] for name, ts in policies.items()}
-    everything = np.array([r for values in rewards.values() for r in values], dtype=float)
-    if not everything.size:
-        return empty("No trajectory has a reward", "How are rewards spread?")
-    edges = np.histogram_bin_edges(everything, bins=min(24, max(4, len(set(everything.round(6))))))
-    figure = go.Figure()
-    for i, (name, values) in enumerate(rewards.items()):
-        left_out = len(policies[name]) - len(values)
-        unscored = f", {left_out} not scored" if left_out else ""
-        counts, _ = np.histogram(values, bins=edges)
-        figure.add_bar(
-            x=(edges[:-1] + edges[1:]) / 2,
-            y=counts / max(1, counts.sum()),
-            name=f"{escaped(name)} (n = {len(values)}{unscored})",
-            marker={"color": COLOURS[i % len(COLOURS)], "opacity": 0.85},
-            customdata=[
-                f"{a:.2f} to {b:.2f}: {n}" for a, b, n in zip(edges[:-1], edges[1:], counts, strict=True)
-            ],
-            hovertemplate="reward %{customdata} trajectories (%{y:.1%})",
-        )
-    return dressed(
-        figure,
-        "How are rewards spread?",
-        xaxis_title_text="reward of a trajectory",
-        yaxis={"title_text": "share of trajectories", "tickformat": ".0%"},
-        height=360,
-        barmode="group",
-        bargap=0.1,
-        showlegend=True,
-    )
 
 
 def rescoring(result: Rescoring) -> go.Figure:

@@ -15,7 +15,7 @@ import os
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +80,11 @@ def progress(
     return " · ".join(parts)
 
 
-def alarm_block(alarm: Alarm, named: Callable[[Sequence[str]], Any] = ", ".join) -> html.Markup:
-    """An alarm with its cause, advice and evidence, which is ``named`` as text or as links."""
+def alarm_block(alarm: Alarm) -> html.Markup:
+    """An alarm with its cause, advice and the names of its evidence."""
     severity = html.element("b", alarm.severity, class_=SEVERITY.get(alarm.severity, "soft"))
     name = html.element("b", alarm.alarm.replace("_", " "))
-    evidence = html.element("p", named(alarm.evidence[:EVIDENCE]), class_="soft")
+    evidence = html.element("p", ", ".join(alarm.evidence[:EVIDENCE]), class_="soft")
     texts = html.paragraphs([alarm.cause, f"→ {alarm.advice}"])
     summary = html.joined([severity, f" step {alarm.step}: ", name])
     return html.element("div", html.folded(summary, texts, evidence, is_open=True), class_="alarm")
