@@ -97,7 +97,7 @@ def test_a_preflight_says_what_it_judges_and_what_takes_long(monkeypatch, capsys
     monkeypatch.setattr("agentkit.policies.loading.load_agent", lambda *of: (None, None))
     monkeypatch.setattr("agentkit.policies.loading.make_policy", lambda *of: None)
     monkeypatch.setattr("agentkit.preflight.examine", lambda *of, **options: (Preflight((), 0, 0.0), []))
-    changes = ["families=A", "n_tasks=40", "group_size=4", f"sft={sft}"]
+    changes = ["families=A", "n_tasks=40", "group_size=4", f"sft={sft}", "train_difficulty=easy,medium,hard"]
     words = [word for change in changes for word in ("-p", change)]
     assert cli.main(["preflight", "params/nano.yaml", *words, "--json"]) == 0
     printed = capsys.readouterr()

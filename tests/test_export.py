@@ -91,8 +91,6 @@ CODE = "s.split('</think>')"
 THINKS = {  # a turn with a call, and one that answers, as models write them
     "hermes": ("<think>\nHm.\n</think>\n\nSo: ", ASKS, "<think>\nHm.\n</think>\n\nAnswer: 5"),
     "opened by the prompt": ("Hm.\n</think>\n\nSo: ", ASKS, "\nHm.\n</think>Answer: 5"),
-    "gemma4": ("<|channel>thought\nHm.<channel|>So: ", "<|tool_call>call:add{}<tool_call|>", "<|channel>thought\nHm.<channel|>Answer: 5"),
-    "search_r1": ("<think>Hm.</think>\nSo: ", "<search> x </search>", "<think>Hm.</think><answer> 5 </answer>"),
     "llama3": ("<think>Hm.</think>", '{"name": "add", "parameters": {}}', "<think>Hm.</think>Answer: 5"),
     "no thought": ("", f'{{"name": "add", "parameters": {{"code": "{CODE}"}}}}', f"Answer: 5\n```\n{CODE}\n```"),
 }  # fmt: skip
@@ -100,10 +98,9 @@ THINKS = {  # a turn with a call, and one that answers, as models write them
 
 def thinking(form):
     before, call, answers = THINKS[form]
-    name, arguments = ("search", {"query": "x"}) if form == "search_r1" else ("add", {})
-    arguments = {"code": CODE} if form == "no thought" else arguments
+    arguments = {"code": CODE} if form == "no thought" else {}
     turns = (
-        Turn(f"{before}{call}<|im_end|>", (0, 2), (ToolResult(name, arguments, "5", True),)),
+        Turn(f"{before}{call}<|im_end|>", (0, 2), (ToolResult("add", arguments, "5", True),)),
         Turn(f"{answers}<|im_end|>", (4, 6)),
     )
     return dataclasses.replace(ALL[0], turns=turns)

@@ -216,9 +216,9 @@ def test_a_standard_error_of_a_success_rate():
     assert one_standard_error(-1.0, 9) == one_standard_error(0.0, 9) == one_standard_error(1.0, 9) == 0.0
 
 
-@pytest.mark.parametrize(("before", "kept"), [(0.04, 2), (0.3, 0)])
+@pytest.mark.parametrize(("before", "kept"), [(0.03, 2), (0.3, 0)])
 def test_the_last_adapter_within_a_standard_error_of_the_best_is_kept(tmp_path, monkeypatch, before, kept):
-    """The tiny agent solves nothing; of 25 tasks 0.04 is a case by chance and 0.3 is not."""
+    """The tiny agent solves nothing; of 25 tasks 0.03 may be chance and 0.3 is not."""
     trainer = make_trainer(tmp_path / "run", val_every=1, steps=2)
     trainer.best = (before, 0)
     monkeypatch.setattr(trainer, "validation", [trainer.validation[0]] * 25)

@@ -49,7 +49,7 @@ def test_the_whole_path_leaves_every_artefact(finished):
         *("sft/adapter_config.json", "adapter/adapter_model.safetensors"),
         *("train/metrics.jsonl", "train/alarms.jsonl", "train/checkpoints/checkpoint-2/manifest.json"),
         *(f"train/trajectories/step_0000{step}.parquet" for step in (1, 2)),
-        *(f"eval/{policy}{way}.parquet" for policy in ("base", "sft", "grpo") for way in ("", "_greedy")),
+        *(f"eval/{policy}.parquet" for policy in ("base", "sft", "grpo")),
     ):
         assert run.file(name).exists(), name
     assert len(run.tasks) == 60 and len(run.metrics) == 3 and run.steps == [1, 2]
