@@ -336,6 +336,7 @@ def test_a_plan_leaves_the_model_as_it_is(tokenizer):
     TransformersPolicy(model, tokenizer).close()
 
 
+@pytest.mark.slow
 def test_shards_are_counted_once_over_all_processes_and_a_server_s_cards_share_its_weights():
     config = Qwen3Config(vocab_size=500, **SHAPE | {"num_hidden_layers": 8})
     values = {"engine": "vllm", "topology": "split", "max_tokens": 512, "max_turn_tokens": 100}

@@ -115,6 +115,7 @@ def test_a_damaged_model_is_a_sentence(tmp_path, content):
         load_agent(str(folder))
 
 
+@pytest.mark.slow
 def test_an_agent_takes_the_place_of_another_only_when_it_is_done(tmp_path, monkeypatch):
     """It trains on the CPU in float32, whatever else the machine has."""
     out = shutil.copytree(DATA, tmp_path / "agent")
@@ -178,6 +179,7 @@ def test_copying_is_said_twice_and_trained_once():
         assert sorted(tokenizer.decode(first).split("\n")) == sorted(tokenizer.decode(second).split("\n"))
 
 
+@pytest.mark.slow
 def test_a_few_steps_from_nothing_lower_the_loss(tmp_path):
     _, tokenizer = load_agent("nano")
     model = make_model(tokenizer, seed=0)

@@ -63,9 +63,9 @@ def test_its_notebooks_run_to_the_comparison(name, stand_in, tmp_path):
     assert not [path for path in written if b"Brindlewick" in path.read_bytes()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "config"),
-    [("3B", Qwen2Config(**QWEN)), pytest.param("Qwen3-4B", Qwen3Config(**QWEN3), marks=pytest.mark.slow)],
+    ("model", "config"), [("3B", Qwen2Config(**QWEN)), ("Qwen3-4B", Qwen3Config(**QWEN3))]
 )
 def test_what_guide_and_headers_say_of_memory_is_what_the_plan_counts(model, config, monkeypatch):
     """Rounded to GB, and the key to change first. Both recipes have the same trajectories, traced once."""

@@ -175,6 +175,7 @@ def test_a_stop_leaves_a_step_the_time_to_end_in_one_slot_and_in_several(tmp_pat
     assert saved() == 3 and status() == ["done", "stopped", "stopped"], (tmp_path / "log").read_text()
 
 
+@pytest.mark.slow
 def test_machines_that_join_late_are_waited_for_and_fewer_are_said(monkeypatch):
     from ray.cluster_utils import Cluster
 
