@@ -11,7 +11,7 @@ BIN := .venv/bin
 help:
 	@echo 'make setup   .venv with the proven versions         (PYTHON=python3.12, TORCH=cpu|cuda to choose)'
 	@echo 'make demo    train and compare the small agent      (DEMO_RUN=outputs/demo, RECIPE=params/nano.yaml)'
-	@echo 'make test    every promise of the kit in minutes    (PYTEST="-k chat" to narrow it)'
+	@echo 'make test    the quick suite: what is not slow      (PYTEST="-k chat" to narrow it)'
 	@echo 'make test-all  the same and everything slow; an hour  (PYTEST="-k vllm" to narrow it)'
 	@echo 'make lab     JupyterLab on notebooks/               (LAB="--port 8890")'
 	@echo 'make bench   rollout speed against the peer, quick'

@@ -326,10 +326,8 @@ class ServerPolicy(Policy):
                     f"{error}. Start it for adapters: agentkit serve --lora-rank (the lora_r)"
                 ) from None
             replica.adapter = folder.name
-        else:
-            await self._worker(replica, "agentkit_take_folder", str(folder))
-        if lora:  # a name tells its own keys and values, and a reset is refused while others sample
-            return
+            return  # a name tells its own keys and values, and a reset is refused while others sample
+        await self._worker(replica, "agentkit_take_folder", str(folder))
         reply = await self._ask(replica, "POST", "/reset_prefix_cache")
         if reply.json().get("success") is not True:
             raise EngineError(

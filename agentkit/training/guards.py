@@ -93,7 +93,7 @@ class Guards(TrainerCallback):
                 f"{MAX_SKIPPED} steps in a row had a loss or gradient that is not finite (the last is step "
                 f"{state.global_step}); they were skipped. Run this again and it goes on from here. A lower "
                 "learning_rate, or a lab file without infinite rewards, begins anew; agentkit merge makes a "
-                "model of the best adapter so far, to begin it from."
+                "model of the adapter that validation chose, to begin it from."
             )
         control.should_save |= self.problem is not None
         control.should_training_stop |= self.problem is not None or self.watch.ended is not None
