@@ -83,7 +83,7 @@ PHASES = {
     "rollouts": lambda run: _bar(run, "GRPO") and len({*_newest(run)}) == 1,  # so those of the next come in
     "update": lambda run: _bar(run, "GRPO") and _newest(run)[0] > _newest(run)[1] >= 0,
     "control": lambda run: _bar(run, "rft"),
-    "test": lambda run: _bar(run, "grpo, sampled"),
+    "test": lambda run: _bar(run, "grpo, test"),
 }
 
 
