@@ -49,7 +49,7 @@ def test_the_whole_path_leaves_every_artefact(finished):
         *("sft/adapter_config.json", "adapter/adapter_model.safetensors"),
         *("train/metrics.jsonl", "train/alarms.jsonl", "train/checkpoints/checkpoint-2/manifest.json"),
         *(f"train/trajectories/step_0000{step}.parquet" for step in (1, 2)),
-        *(f"eval/{policy}.parquet" for policy in ("base", "sft", "grpo")),
+        *(f"eval/{policy}.parquet" for policy in ("base", "sft", "sft_more", "grpo")),
     ):
         assert run.file(name).exists(), name
     assert len(run.tasks) == 60 and len(run.metrics) == 3 and run.steps == [1, 2]
@@ -59,14 +59,20 @@ def test_the_whole_path_leaves_every_artefact(finished):
         "base.parquet",
         "grpo.parquet",
         "sft.parquet",
+        "sft_more.parquet",
     ]
     comparison, shown = run.comparison, Comparison.from_json(run.comparison)
     assert "with 1 samples each" in run.file("preflight.json").read_text(), "of which notebook 03 is not told"
-    assert comparison["n_tasks"] == n_test and set(comparison["policies"]) == {"base", "sft", "grpo"}
+    assert comparison["n_tasks"] == n_test and set(comparison["policies"]) == {
+        "base",
+        "sft",
+        "sft_more",
+        "grpo",
+    }
     assert 0 < comparison["paired"][0]["p"] <= 1
     assert comparison["headline"]["policy"] == "grpo" and shown.lead() == [comparison["headline"]["sentence"]]
     assert comparison["policies"]["grpo"]["trained_step"] == run.trained_step
-    assert shown.table().index[0] == "Overall success" and len(shown.sentences()) == 3
+    assert shown.table().index[0] == "Overall success" and len(shown.sentences()) == 6
     assert run.manifest["recipe"]["n_tasks"] == 60 and run.manifest["hashes"]["tasks.jsonl"]
 
 
