@@ -18,7 +18,7 @@ _HOME = {  # where each public name is defined
     "ToolCall": "records",
     "Trajectory": "records",
     "Turn": "records",
-    "Recipe": "runs.recipe",
+    "Recipe": "recipe",
     "Run": "runs",
     "Suite": "tasks",
     "arollout": "rollouts",
@@ -29,7 +29,7 @@ _HOME = {  # where each public name is defined
     "verify": "verifiers",
 }
 _ROOMS = (
-    *("diagnostics", "doctor", "evaluation", "lab", "nano", "policies", "preflight", "records"),
+    *("diagnostics", "doctor", "evaluation", "lab", "nano", "policies", "preflight", "recipe", "records"),
     *("rewards", "rollouts", "runs", "sandbox", "tasks", "tools", "training", "trajectories"),
     *("verifiers", "views"),
 )

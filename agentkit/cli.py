@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-import yaml
 from tyro.conf import Positional, UseAppendAction, arg
 
+from agentkit.recipe import Recipe, beside, parse_yaml, read_recipe
 from agentkit.records import AgentkitError, DataError, RecipeError, RunError
 from agentkit.runs import Run, disk_remedy, encode_json, load_run, read_json, stages
 from agentkit.runs.children import signals
 from agentkit.runs.files import located
-from agentkit.runs.recipe import Recipe, beside, read_recipe
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -142,8 +141,8 @@ def _overrides(pairs: Sequence[str]) -> dict[str, Any]:
         if not equals:
             raise RecipeError(f"-p {pair[:80]}: write it as KEY=VALUE")
         try:
-            values[key] = yaml.safe_load(value)
-        except (yaml.YAMLError, ValueError, RecursionError):
+            values[key] = parse_yaml(value)
+        except RecipeError:
             raise RecipeError(f"-p {pair[:80]}: {value[:60]!r} is not a YAML value") from None
     return beside(Path("here"), values)
 
@@ -307,8 +306,7 @@ def preflight_command(
     suite = lab.load(folder) if folder else lab.without_long_prompts(lab.suite())
     lab = lab.planned(suite)
     with contextlib.suppress(RecipeError):  # as notebook 03 places it, where this machine has the cards
-        given = lab.recipe.given | {"processes", "topology"}
-        lab = dataclasses.replace(lab, recipe=dataclasses.replace(Work(lab, folder).recipe, given=given))
+        lab = dataclasses.replace(lab, recipe=Work(lab, folder).recipe)
     cold_start = [folder.file("sft")] if folder and values.sft and folder.file("sft").exists() else []
     if values.sft and not cold_start:
         make = f"agentkit run {recipe} --run {run or 'outputs/a'} --to 02"

@@ -2,7 +2,7 @@
 user's own.
 
 Notebooks, commands, child processes and sweeps open the same lab from the same recipe, so that what a user's
-lab file defines is there in each of them. Leaves out the numbers (runs.recipe) and what is done with it all
+lab file defines is there in each of them. Leaves out the numbers (recipe) and what is done with it all
 (rollouts, training, evaluation).
 """
 
@@ -22,6 +22,7 @@ import pandas as pd
 
 from agentkit import verifiers
 from agentkit.evaluation import Comparison, Samples, compare, compare_by, html, tables
+from agentkit.recipe import listed
 from agentkit.records import DataError, Task, Trajectory
 from agentkit.rewards import Reward, check_reward, from_recipe, judged_again, of_environments, score_all
 from agentkit.rollouts import Limits, prompt_lengths, rollout
@@ -39,7 +40,6 @@ from agentkit.runs import (
     write_trajectories,
 )
 from agentkit.runs.labfile import blame, lab_digest, load_module
-from agentkit.runs.recipe import listed
 from agentkit.tasks import PlanError, Suite, SuiteError, shipped_families, solve
 from agentkit.tasks.family import Family, Measure, with_content_id
 from agentkit.tasks.pass_rates import learnable, pass_rates, with_pass_rates
@@ -125,7 +125,7 @@ class Lab:
         """
         kept = {name: value for name, value in self.recipe.used().items() if not name.startswith("reward")}
         Recipe.from_mapping(changes)  # whether they go together; the run was made, whatever else it holds
-        return replace(self, recipe=Recipe.from_mapping(kept | changes, together=False))
+        return replace(self, recipe=Recipe.from_mapping(kept | changes))
 
     def extended(self, families: Mapping[str, Family] | None = None, rewards: Reward | None = None) -> Self:
         """This lab with more families or rewards, to try out in a notebook: no other process knows them."""
@@ -569,9 +569,7 @@ class Lab:
 
     def _repr_html_(self) -> str:
         keys, changed = Recipe.keys(), self._changed()
-        rows = [
-            (name, value, keys[name].default, keys[name].metadata["help"]) for name, value in changed.items()
-        ]
+        rows = [(name, value, keys[name].default, keys[name].description) for name, value in changed.items()]
         table = pd.DataFrame(rows, columns=["key", "value", "default", "what it is"]).set_index("key")
         title = f"{len(changed)} keys of the recipe differ from their defaults"
         folded = html.folded(title, tables.drawn(table) if rows else "")

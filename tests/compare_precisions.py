@@ -21,8 +21,8 @@ import yaml
 
 from agentkit import Lab
 from agentkit.policies.loading import agent_of, load_agent
+from agentkit.recipe import Recipe
 from agentkit.runs import Run, project_root
-from agentkit.runs.recipe import Recipe
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.sft import cold_start, demonstrations
 

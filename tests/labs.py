@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from agentkit.lab import Lab
-from agentkit.runs.recipe import Recipe
+from agentkit.recipe import Recipe
 from agentkit.tasks.family import Family
 from agentkit.tools.environments import CorpusEnvironment
 
@@ -21,7 +20,7 @@ def lab_with(
 ) -> Lab:
     """The recipe's lab, which knows the families of tests; ``environment`` is that of each, or one such by family."""
     recipe = recipe if isinstance(recipe, Recipe) else Recipe.from_mapping(recipe)
-    recipe = replace(recipe, reward="none") if reward is not None else recipe
+    recipe = recipe.but(reward="none") if reward is not None else recipe
     makers = environment if isinstance(environment, Mapping) else {}
     usual = environment if callable(environment) else CorpusEnvironment
     families = {name: Family(environment=makers.get(name, usual)) for name in {"tiny", "custom", *makers}}

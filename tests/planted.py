@@ -29,10 +29,10 @@ import pandas as pd
 from agentkit import Suite
 from agentkit.diagnostics import stored_alarms
 from agentkit.lab import Lab
+from agentkit.recipe import Recipe, read_recipe
 from agentkit.records import Task, Trajectory
 from agentkit.rewards import Reward, correctness
 from agentkit.runs import Run, write_json
-from agentkit.runs.recipe import Recipe, read_recipe
 from agentkit.tasks.family import Family
 from agentkit.tools.environments import CorpusEnvironment
 from agentkit.tools.runtime import tool
@@ -187,14 +187,14 @@ def train_one(
     from agentkit.training.grpo import AgentGRPOTrainer, train
 
     run, planted, trained = Run.create(folder / name.replace(" ", "-")), planted or Planted(()), [0]
-    recipe = replace(recipe, seed=seed, **planted.recipe)
+    recipe = recipe.but(seed=seed, **planted.recipe)
     lab = Lab.open(recipe)
     if planted.environment:
-        lab = Lab.open(replace(recipe, tool_cache=str(run.file("cache.sqlite"))))
+        lab = Lab.open(recipe.but(tool_cache=str(run.file("cache.sqlite"))))
         families = Family(environment=partial(planted.environment, trained, recipe.top_k))
         lab = lab.extended(families=dict.fromkeys(FAMILIES, families))
     if planted.reward:
-        lab = replace(lab, recipe=replace(lab.recipe, reward="none"), own_rewards=planted.reward(lab.reward))
+        lab = replace(lab, recipe=lab.recipe.but(reward="none"), own_rewards=planted.reward(lab.reward))
     agent, tokenizer = load_agent(recipe.model, merge=[folder / "start" / "sft"])
 
     def done(row: dict[str, Any]) -> None:

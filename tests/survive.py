@@ -27,9 +27,9 @@ from labs import lab_with
 from options import options
 
 from agentkit import nano
+from agentkit.recipe import Recipe
 from agentkit.records import Task
 from agentkit.runs import Run, read_jsonl
-from agentkit.runs.recipe import Recipe
 
 KINDS = {  # name: recipe changes, and optimiser steps each batch of rollouts is split into
     "plain": ({}, 1),

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from trl.trainer.utils import nanstd
 
 from agentkit import rewards
+from agentkit.recipe import ADVANTAGES, Recipe
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.runs.recipe import ADVANTAGES, Recipe
 from agentkit.training import advantages
 from agentkit.training.advantages import ESTIMATORS, estimate
 

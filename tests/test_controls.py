@@ -11,6 +11,7 @@ from labs import lab_with
 
 from agentkit.lab import Lab
 from agentkit.policies.loading import agent_of
+from agentkit.recipe import Recipe, RecipeError
 from agentkit.records import Task
 from agentkit.runs import (
     SPLITS,
@@ -22,7 +23,6 @@ from agentkit.runs import (
     write_tasks,
     write_trajectories,
 )
-from agentkit.runs.recipe import Recipe, RecipeError
 from agentkit.tools.outages import momentary
 from agentkit.training import controls, jobs
 from agentkit.training.controls import fresh_demonstrations, grpo_tokens, train_control, up_to
@@ -57,7 +57,7 @@ def test_tokens_are_counted_over_steps_and_iterations(finished):
     stored = finished.trajectories(1)
     assert token_count(stored) == sum(len(t.prompt_ids) + len(t.completion_ids) for t in stored)
     assert grpo_tokens(finished, Lab.of(finished).recipe) == 2 * token_count(stored)
-    twice = dataclasses.replace(Lab.of(finished).recipe, num_iterations=2)
+    twice = Lab.of(finished).recipe.but(num_iterations=2)
     assert grpo_tokens(finished, twice) == 4 * token_count(stored)
 
 

@@ -1,7 +1,6 @@
 import json
 import re
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ import yaml
 
 from agentkit.cli import main
 from agentkit.preflight.forecasting import forecast as preflight_forecast
+from agentkit.recipe import Recipe, RecipeError
 from agentkit.records import Task
 from agentkit.runs import Run, RunError, append_jsonl, cost, read_jsonl, write_bytes, write_jsonl, write_tasks
 from agentkit.runs.cost import (
@@ -23,7 +23,6 @@ from agentkit.runs.cost import (
     measured_rates,
     read_prices,
 )
-from agentkit.runs.recipe import Recipe, RecipeError
 
 PRICES = Path(__file__).resolve().parents[1] / "params" / "prices.yaml"
 RATES = Rates(rollout=2.0, evaluation=3.0, update=0.5, demonstration=0.25, other=100.0, source="test")
@@ -236,7 +235,7 @@ def test_half_a_run_is_compared_as_far_as_it_went(tmp_path):
     assert again.loc["Final evaluation", "Predicted"] == duration(known)
     recipe = Recipe.of(run)
     assert cost.tests_of(run, recipe) == 300
-    assert cost.tests_of(run, replace(recipe, n_tasks=20_000)) == 0, "that builds another suite"
+    assert cost.tests_of(run, recipe.but(n_tasks=20_000)) == 0, "that builds another suite"
     with pytest.raises(RunError, match="no finished training step"):
         measured_rates(Run.create(tmp_path / "b"))
     assert actual(Run.create(tmp_path / "b")) == {}

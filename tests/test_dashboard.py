@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from agentkit.diagnostics import Watch
+from agentkit.recipe import Recipe
 from agentkit.records import StopReason, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, write_jsonl, write_trajectories
-from agentkit.runs.recipe import Recipe
 from agentkit.views.plots import training_curves
 from agentkit.views.widgets import dashboard as module
 from agentkit.views.widgets.dashboard import CONTROL, Controls, Dashboard, progress

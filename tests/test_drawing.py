@@ -11,10 +11,10 @@ import pytest
 from widget_cases import trajectory
 
 from agentkit import Lab, verify
+from agentkit.recipe import read_recipe
 from agentkit.records import RecipeError, RunError, SuiteError, Turn
 from agentkit.rewards.components import pixel_accuracy
 from agentkit.runs import Recipe, Run, project_root, read_json, read_jsonl
-from agentkit.runs.recipe import read_recipe
 from agentkit.tasks import Suite
 from agentkit.tasks.families import drawing
 from agentkit.tools.runtime import tools_of
@@ -350,10 +350,8 @@ def test_every_method_spends_its_budget_and_is_read_the_second_time(start, tmp_p
     assert spent == {"grpo": 4, "her": 4, "hybrid": 4}
     assert solve_all(lab, start / "gone", run) == found, "what has ended is read"
     with pytest.raises(RunError, match="made with another learning_rate"):
-        solve_all(
-            dataclasses.replace(lab, recipe=dataclasses.replace(lab.recipe, learning_rate=0.5)), start, run
-        )
-    near = dataclasses.replace(lab, recipe=dataclasses.replace(lab.recipe, hindsight_keep=0.25))
+        solve_all(dataclasses.replace(lab, recipe=lab.recipe.but(learning_rate=0.5)), start, run)
+    near = dataclasses.replace(lab, recipe=lab.recipe.but(hindsight_keep=0.25))
     for name in ("grpo", "her"):  # as written before there was such a key
         done = run.file("lines", name, "seed-5", "done.json")
         done.write_text(
@@ -375,11 +373,11 @@ def test_a_cold_start_is_kept_and_one_of_other_keys_is_refused(tmp_path):
     run, shown = Run.create(tmp_path / "run"), drawing.drafts(1, 1)
 
     def begin(**changes):
-        recipe = dataclasses.replace(lab.recipe, **changes)
+        recipe = lab.recipe.but(**changes)
         return until_solved.begin(dataclasses.replace(lab, recipe=recipe), shown, run)
 
     assert begin(sft=False) == (None, [])
-    half, _ = until_solved._agent(dataclasses.replace(lab.recipe, precision="bfloat16"), None)
+    half, _ = until_solved._agent(lab.recipe.but(precision="bfloat16"), None)
     assert str(half.dtype) == "torch.bfloat16"
     start, log = begin()
     assert log and (start / "adapter_model.safetensors").exists()

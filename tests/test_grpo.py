@@ -16,9 +16,9 @@ from trl.chat_template_utils import gemma4_template
 from agentkit.evaluation import summarize
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
+from agentkit.recipe import Recipe
 from agentkit.records import RecipeError
 from agentkit.runs import Run, read_jsonl
-from agentkit.runs.recipe import Recipe
 from agentkit.training import prefix
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.sft import cold_start, demonstrations, sft_dataset

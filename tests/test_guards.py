@@ -11,10 +11,10 @@ import pytest
 import torch
 from survive import evenness, make_trainer, tiny_agent
 
+from agentkit.recipe import Recipe
 from agentkit.records import RecipeError, StopReason, TrainingError, Trajectory
 from agentkit.rollouts.loop import OUT_OF_TIME
 from agentkit.runs import read_jsonl
-from agentkit.runs.recipe import Recipe
 from agentkit.training import checkpoint_folders, grpo
 from agentkit.training.grpo import train
 from agentkit.training.guards import Guards, is_finite_step, too_many_unscored

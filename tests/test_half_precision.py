@@ -33,10 +33,10 @@ from agentkit.policies.engine_weights import folded, save_weights
 from agentkit.policies.loading import agent_of, load_agent, make_policy, with_adapter
 from agentkit.policies.precision import surviving_share
 from agentkit.policies.transformers import TransformersPolicy
+from agentkit.recipe import Recipe
 from agentkit.records import TrainingError
 from agentkit.rollouts.policy import EngineError
 from agentkit.runs import Run, RunError, read_jsonl
-from agentkit.runs.recipe import Recipe
 from agentkit.training.adapters import save_adapter
 from agentkit.training.grpo import train
 from agentkit.training.merge import merge

@@ -16,9 +16,9 @@ from survive import make_trainer
 
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
+from agentkit.recipe import Recipe
 from agentkit.records import Step, StopReason, Task, Trajectory
 from agentkit.runs import Run, read_jsonl
-from agentkit.runs.recipe import Recipe
 from agentkit.tasks import relabel as module
 from agentkit.tasks.expert import solve
 from agentkit.tasks.family import Family

@@ -15,10 +15,10 @@ from transformers import AutoTokenizer
 from agentkit import Lab, Task, ToolCall, compare, nano, rewards, verify
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import examine
+from agentkit.recipe import Recipe
 from agentkit.records import Image, ToolResult, Turn
 from agentkit.rollouts.call_formats import format_call
 from agentkit.runs import load_run, project_root
-from agentkit.runs.recipe import Recipe
 from agentkit.tasks.families import image
 from agentkit.tasks.families.image import CASES, PictureEnvironment
 from agentkit.tools import gazetteer, pictures

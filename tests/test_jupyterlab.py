@@ -15,8 +15,8 @@ from widget_cases import TASKS, read_notes
 
 from agentkit.cli import main
 from agentkit.evaluation import html
+from agentkit.recipe import Recipe, read_recipe
 from agentkit.runs import Run, read_jsonl
-from agentkit.runs.recipe import Recipe, read_recipe
 from agentkit.runs.stages import STAGES
 
 pytestmark = pytest.mark.slow

@@ -16,10 +16,10 @@ from transformers import AutoTokenizer
 from agentkit import Family, Lab, Suite, Task, nano
 from agentkit.cli import main
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
+from agentkit.recipe import Recipe, read_recipe
 from agentkit.records import DataError, RecipeError, RunError, StopReason, SuiteError, Trajectory
 from agentkit.rewards import score_all
 from agentkit.runs import Run, write_jsonl, write_tasks
-from agentkit.runs.recipe import Recipe, read_recipe
 from agentkit.runs.trajectory_files import Unread
 from agentkit.tasks.family import with_content_id
 from agentkit.tools.runtime import tools_of
@@ -492,7 +492,7 @@ def test_transcripts_of_messages_are_the_tokens_that_a_rollout_holds(tokenizer, 
         assert again.action_mask == t.action_mask and [x.span for x in again.turns] == [
             x.span for x in t.turns
         ]
-    named = dataclasses.replace(lab, recipe=dataclasses.replace(lab.recipe, transcripts=str(path)))
+    named = dataclasses.replace(lab, recipe=lab.recipe.but(transcripts=str(path)))
     assert len(demonstrations(named, suite.split("train"), tokenizer)) == len(rows)
 
 

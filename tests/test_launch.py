@@ -20,8 +20,8 @@ from labs import lab_with
 from survive import SMALL, tasks, tiny_agent
 
 from agentkit.lab import Lab
+from agentkit.recipe import Recipe, RecipeError
 from agentkit.runs import Run, RunError, read_jsonl, write_tasks
-from agentkit.runs.recipe import Recipe, RecipeError
 from agentkit.runs.trajectory_files import Unread
 from agentkit.training import launch
 from agentkit.training.grpo import AgentGRPOTrainer, train
@@ -131,7 +131,7 @@ WAIT = """
 import sys
 from torch import distributed
 from agentkit.policies import process_group
-from agentkit.runs.recipe import Recipe
+from agentkit.recipe import Recipe
 
 process_group.join(Recipe.from_mapping({"trajectory_timeout_s": 7000, "max_batch": 64, "n_tasks": 20}))
 groups = distributed.group.WORLD, process_group._objects[0]

@@ -14,7 +14,7 @@ from peft import LoraConfig
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from trl.trainer.utils import split_tensor_dict
 
-from agentkit.runs.recipe import LOSSES, Recipe, RecipeError
+from agentkit.recipe import LOSSES, Recipe, RecipeError
 from agentkit.training.grpo_config import grpo_config
 from agentkit.training.mismatch import mismatch_weights
 

@@ -27,8 +27,8 @@ from agentkit import nano
 from agentkit.cli import main
 from agentkit.policies.loading import told
 from agentkit.policies.transformers import TransformersPolicy
+from agentkit.recipe import Recipe
 from agentkit.records import RecipeError, Trajectory
-from agentkit.runs.recipe import Recipe
 from agentkit.training import memory, prefix, sft
 from agentkit.training.update_timing import update_seconds
 

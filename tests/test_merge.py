@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3Config, Gene
 from agentkit.cli import main
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent, load_tokenizer
+from agentkit.recipe import Recipe
 from agentkit.runs import Run, RunError, write_trajectories
-from agentkit.runs.recipe import Recipe
 from agentkit.training.adapters import save_adapter
 from agentkit.training.grpo import train
 from agentkit.training.launch import Work

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from survive import make_trainer as trainer_of
 from test_losses import batch, make  # noqa: F401
 
+from agentkit.recipe import Recipe
 from agentkit.records import RecipeError
 from agentkit.runs import read_jsonl
-from agentkit.runs.recipe import Recipe
 from agentkit.training.grpo import train
 from agentkit.training.grpo_config import grpo_config
 from agentkit.training.micro_batches import packed

@@ -10,7 +10,7 @@ from peft import get_peft_model
 from survive import make_trainer, tiny_agent
 
 from agentkit.policies.engine_weights import save_lora
-from agentkit.runs.recipe import Recipe
+from agentkit.recipe import Recipe
 from agentkit.training.adapters import lora, save_adapter
 from agentkit.training.grpo import train
 from agentkit.training.sft import fine_tune

@@ -15,10 +15,10 @@ from agentkit import Lab, Suite, ToolCall, nano, rewards, verify
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import examine
 from agentkit.preflight.autopsies import matched
+from agentkit.recipe import Recipe
 from agentkit.records import DataError
 from agentkit.rollouts.call_formats import format_call
 from agentkit.runs import Run, load_run, project_root
-from agentkit.runs.recipe import Recipe
 from agentkit.tasks.families import ordebug
 from agentkit.tasks.families.ordebug import FAULTS, RepairEnvironment
 from agentkit.tools import linear

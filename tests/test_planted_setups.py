@@ -14,9 +14,9 @@ import shop_setups as shop
 from agentkit.lab import Lab
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import Item, Preflight, causes, examination, examine
+from agentkit.recipe import Recipe
 from agentkit.records import RecipeError, Score, SuiteError
 from agentkit.rewards import correctness
-from agentkit.runs.recipe import Recipe
 from agentkit.tasks.family import Family
 from agentkit.tools.environments import CorpusEnvironment
 from agentkit.tools.runtime import tool
@@ -120,7 +120,7 @@ def small(monkeypatch):
 
 def examined(suite, tokenizer, search=None, recipe=None, rewards=None, verifier=None, flaws=None):
     values = Recipe(group_size=4, model="nano")
-    lab = Lab.open(replace(values, **(recipe or {}), **(OFF if rewards else {})))
+    lab = Lab.open(values.but(**(recipe or {}), **(OFF if rewards else {})))
     if search:
         family = Family(environment=lambda: searching(search)(top_k=values.top_k))
         lab = lab.extended(families=dict.fromkeys("AB", family))

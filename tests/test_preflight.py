@@ -24,11 +24,11 @@ from agentkit.preflight.checks import advantages, dead_share, fit_beta, repeatab
 from agentkit.preflight.forecasting import forecast, longer_by_expert
 from agentkit.preflight.probe import probe, saying
 from agentkit.preflight.reward_checks import _constant, gold
+from agentkit.recipe import Recipe
 from agentkit.records import StopReason, Task, ToolResult, TrainingError, Trajectory, Turn
 from agentkit.rewards import Product, correctness, plan, toolrla, with_noise
 from agentkit.rollouts import rollout
 from agentkit.runs import Run, cost, write_jsonl
-from agentkit.runs.recipe import Recipe
 from agentkit.tools.outages import PROBLEMS
 from agentkit.training.memory import MemoryPlan
 from agentkit.training.update_timing import update_seconds
@@ -654,9 +654,7 @@ def test_the_forecast_counts_what_replaces_dead_groups(dead, times):
     """Half of two groups: one more on average, in rounds with chances of 3/4, 7/16, ...; extra_rollouts bounds them."""
     recipe = Recipe(model="nano", dead_groups="replace", extra_rollouts=2.0, prompts_per_step=2)
     rollouts = [
-        forecast(dataclasses.replace(recipe, dead_groups=choice), 0.05, 0.01, dead=dead).values["phases"][
-            cost.PHASES[1]
-        ]
+        forecast(recipe.but(dead_groups=choice), 0.05, 0.01, dead=dead).values["phases"][cost.PHASES[1]]
         for choice in ("replace", "keep")
     ]
     assert rollouts[0] == pytest.approx(times * rollouts[1], rel=1e-3)
@@ -776,8 +774,8 @@ def test_transcripts_that_ask_what_the_test_asks_are_told(tmp_path):
     world = [replace(t, prompt="Find the exit of the maze you are in.", meta={"seed": t.id}) for t in tasks]
     write_jsonl(tmp_path / "messages.jsonl", [{"messages": [{"role": "user", "content": world[0].prompt}]}])
     assert task_checks.imitated(recipe, world[:12], world[12:]).light == "green"
-    assert task_checks.imitated(replace(recipe, sft=False), tasks[:12], tasks[12:]) is None
-    assert task_checks.imitated(replace(recipe, transcripts="gone.jsonl"), tasks[:12], tasks[12:]) is None
+    assert task_checks.imitated(recipe.but(sft=False), tasks[:12], tasks[12:]) is None
+    assert task_checks.imitated(recipe.but(transcripts="gone.jsonl"), tasks[:12], tasks[12:]) is None
 
 
 def test_what_a_filter_notes_hides_no_test_question_that_was_trained_on():

@@ -13,8 +13,8 @@ from dataclasses import replace
 import pytest
 from transformers import AutoTokenizer, Qwen2Config, Qwen3Config
 
+from agentkit.recipe import Recipe, read_recipe
 from agentkit.runs import Run, project_root
-from agentkit.runs.recipe import Recipe, read_recipe
 from agentkit.training import memory
 
 QWEN = {  # Qwen/Qwen2.5-3B-Instruct's config.json

@@ -22,12 +22,12 @@ from papermill.cli import papermill
 
 from agentkit import cli
 from agentkit import lab as laboratory
+from agentkit import recipe as recipes
+from agentkit.recipe import Recipe, RecipeError, read_recipe
 from agentkit.records import RunError, Task
 from agentkit.rewards import from_recipe, plan
 from agentkit.runs import Run, append_jsonl, project_root, stages
-from agentkit.runs import recipe as recipes
 from agentkit.runs.labfile import lab_digest, load_module
-from agentkit.runs.recipe import Recipe, RecipeError, read_recipe
 
 NANO = project_root(__file__) / "params" / "nano.yaml"
 

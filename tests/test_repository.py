@@ -19,7 +19,7 @@ from pathlib import Path
 import papermill
 import pytest
 
-from agentkit.runs.recipe import Recipe, read_recipe
+from agentkit.recipe import Recipe, read_recipe
 from agentkit.runs.stages import STAGES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,7 +31,7 @@ RECIPES = sorted(
 # the rooms in the order in which data walks through them; a module imports from its own row and the ones
 # above it
 LAYERS = (
-    ("records", "machine", "sandbox", "nano"),  # nano is only the place of the shipped weights
+    ("records", "recipe", "machine", "sandbox", "nano"),  # nano is only the place of the shipped weights
     ("trajectories", "runs"),
     ("tools",),
     ("verifiers",),
@@ -390,10 +390,7 @@ def test_a_notebooks_parameters_are_the_recipes(stage):
     """With the same help and, where the notebook is run by hand, the same value."""
     for name, shown in papermill.inspect_notebook(str(ROOT / "notebooks" / f"{stage}.ipynb")).items():
         key = Recipe.keys()[name]
-        assert (ast.literal_eval(shown["default"]), shown["help"].strip()) == (
-            key.default,
-            key.metadata["help"],
-        )
+        assert (ast.literal_eval(shown["default"]), shown["help"].strip()) == (key.default, key.description)
 
 
 # ---- files

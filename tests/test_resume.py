@@ -24,10 +24,10 @@ from transformers import TrainerCallback
 
 from agentkit.cli import main
 from agentkit.diagnostics import Alarm
+from agentkit.recipe import Recipe
 from agentkit.records import EngineError
 from agentkit.runs import Run, RunError, append_jsonl, cut_jsonl, read_json, read_jsonl
 from agentkit.runs.children import TOKEN
-from agentkit.runs.recipe import Recipe
 from agentkit.training import checkpoint_folders
 from agentkit.training.adapters import save_adapter
 from agentkit.training.checkpoint_folders import CheckpointError
@@ -223,7 +223,7 @@ def test_rollouts_that_are_kept_in_parts_fit_parts_of_that_size_only(tmp_path, m
     trainer.add_callback(Stop("on_step_begin", 3, KeyboardInterrupt("stop")))
     with pytest.raises(KeyboardInterrupt):
         train(trainer)
-    lab = dataclasses.replace(trainer.lab, recipe=dataclasses.replace(trainer.recipe, micro_batch=2))
+    lab = dataclasses.replace(trainer.lab, recipe=trainer.recipe.but(micro_batch=2))
     told = []
     monkeypatch.setenv(TOKEN, "a launch")  # whose notebook does not see what this process prints
     rest = trainer.run, told.append
@@ -372,7 +372,7 @@ def test_another_chat_template_in_the_same_file_is_another_training(tmp_path):
     prints = []
     for text in ("{{ messages }}", "{{ messages }} "):
         template.write_text(text)
-        recipe = dataclasses.replace(lab.recipe, chat_template=str(template))
+        recipe = lab.recipe.but(chat_template=str(template))
         prints.append(made_with(dataclasses.replace(lab, recipe=recipe), tiny_agent()[0], [], 1))
     assert prints[0] != prints[1] and "chat template" not in made_with(lab, tiny_agent()[0], [], 1)
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkit import rewards
+from agentkit.recipe import REWARDS, Recipe, RecipeError
 from agentkit.records import StopReason, Task, ToolCall, ToolResult, Trajectory, Turn
 from agentkit.rewards import calls, components, repairs
-from agentkit.runs.recipe import REWARDS, Recipe, RecipeError
 from agentkit.tasks.expert import answer_of
 
 SUM = {"tool": "calculator", "arguments": {"expression": "{0} + {1}"}}

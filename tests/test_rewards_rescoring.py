@@ -10,10 +10,10 @@ import pytest
 
 from agentkit import rewards
 from agentkit.lab import Lab
+from agentkit.recipe import RecipeError
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.rewards.rescoring import PAIRS, changes, compare_step, rescore, rescore_each
 from agentkit.runs import Run, RunError, write_tasks, write_trajectories
-from agentkit.runs.recipe import RecipeError
 from agentkit.runs.trajectory_files import Unread
 from agentkit.views import plots
 

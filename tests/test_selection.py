@@ -15,9 +15,9 @@ from agentkit.diagnostics import observe
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.preflight.checks import dead_groups
+from agentkit.recipe import Recipe, RecipeError
 from agentkit.records import Group, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, read_jsonl
-from agentkit.runs.recipe import Recipe, RecipeError
 from agentkit.training import advantages
 from agentkit.training.advantages import teaches_nothing
 from agentkit.training.grpo import AgentGRPOTrainer, train

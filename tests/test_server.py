@@ -26,10 +26,10 @@ from agentkit.nano import DATA
 from agentkit.policies import loading, serve
 from agentkit.policies.engine_weights import save_lora
 from agentkit.policies.server import API_KEY, ServerPolicy
+from agentkit.recipe import Recipe, RecipeError
 from agentkit.records import Task
 from agentkit.rollouts.policy import EngineError, Request, seed_number
 from agentkit.runs import project_root
-from agentkit.runs.recipe import Recipe, RecipeError
 
 
 class EndsAt:

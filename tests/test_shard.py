@@ -11,10 +11,10 @@ from test_launch import folder, prepared  # noqa: F401  (a fixture)
 from agentkit.policies import server_processes
 from agentkit.policies.shards import shard, sharded
 from agentkit.policies.transformers import TransformersPolicy
+from agentkit.recipe import Recipe, read_recipe
 from agentkit.records import RecipeError
 from agentkit.rollouts import rollout
 from agentkit.runs import Run, project_root, read_jsonl
-from agentkit.runs.recipe import Recipe, read_recipe
 from agentkit.runs.stages import parameters_of
 from agentkit.runs.topology import choose
 from agentkit.training.launch import Work

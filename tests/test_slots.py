@@ -25,7 +25,7 @@ HEAD = """
 import os, time
 from pathlib import Path
 from agentkit.runs import Run, write_json
-from agentkit.runs.recipe import Recipe
+from agentkit.recipe import Recipe
 recipe = Recipe.from_notebook(globals())
 run, notes = Run(recipe.run), Path("notes")
 notes.mkdir(exist_ok=True)

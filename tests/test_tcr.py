@@ -16,12 +16,12 @@ from agentkit.cli import main
 from agentkit.evaluation import score_table
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import examine
+from agentkit.recipe import Recipe
 from agentkit.records import DataError, SuiteError
 from agentkit.rollouts import rollout
 from agentkit.rollouts.call_formats import format_call
 from agentkit.runs import Run, load_run, project_root
 from agentkit.runs.cost import counts
-from agentkit.runs.recipe import Recipe
 from agentkit.tasks.families import tcr
 from agentkit.tasks.public import hub
 from agentkit.tools.conformance import EnvironmentConformance

@@ -21,6 +21,7 @@ from transformers import AutoTokenizer
 
 from agentkit import Lab, Task, rollout
 from agentkit.policies.scripted import ScriptedPolicy
+from agentkit.recipe import Recipe
 from agentkit.records import RecipeError, StopReason
 from agentkit.rollouts import Limits
 from agentkit.rollouts.call_formats import FORMATS, format_call, parse_turn
@@ -33,7 +34,6 @@ from agentkit.rollouts.template_probe import (
     with_template,
 )
 from agentkit.runs.files import model_path
-from agentkit.runs.recipe import Recipe
 from agentkit.tools.environments import CorpusEnvironment
 from agentkit.tools.runtime import tool_schemas
 from agentkit.training.conversation import as_messages

@@ -12,6 +12,7 @@ from test_templates import Library, quiet, templated
 
 from agentkit import Task, rollout
 from agentkit.policies.scripted import ScriptedPolicy
+from agentkit.recipe import Recipe
 from agentkit.records import RecipeError, StopReason
 from agentkit.rollouts import Limits
 from agentkit.rollouts.call_formats import THINK, THOUGHT, format_call
@@ -20,7 +21,6 @@ from agentkit.rollouts.policy import Policy, Request, Sample
 from agentkit.rollouts.template_probe import end_of_turn, with_template
 from agentkit.rollouts.tokens import faults, xray
 from agentkit.runs import read_trajectories, write_trajectories
-from agentkit.runs.recipe import Recipe
 from agentkit.tools.runtime import tool_schemas
 
 TASK = Task("t", "What is it?", "Paris")

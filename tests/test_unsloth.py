@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from agentkit.policies.unsloth import import_first
+from agentkit.recipe import Recipe, RecipeError
 from agentkit.rollouts.policy import EngineError
-from agentkit.runs.recipe import Recipe, RecipeError
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent

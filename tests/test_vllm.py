@@ -36,11 +36,11 @@ from agentkit.policies.server_processes import free_port
 from agentkit.policies.threaded import ThreadedPolicy
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.policies.vllm import VllmPolicy, model_folder
+from agentkit.recipe import Recipe
 from agentkit.records import Task
 from agentkit.rollouts import Limits, rollout
 from agentkit.rollouts.policy import EngineError, Request
 from agentkit.runs import Run, read_jsonl
-from agentkit.runs.recipe import Recipe
 from agentkit.tools.environments import CorpusEnvironment
 from agentkit.training.grpo import AgentGRPOTrainer, train
 
@@ -467,7 +467,7 @@ import sys
 from agentkit.policies import process_group
 from agentkit.policies.loading import load_agent
 from agentkit.policies.vllm import VllmPolicy
-from agentkit.runs.recipe import Recipe
+from agentkit.recipe import Recipe
 
 process_group.join(Recipe())
 agent = load_agent("nano")

@@ -24,7 +24,7 @@ from agentkit.policies.engine_weights import folded, full_weights, save_lora, sa
 from agentkit.policies.loading import load_tokenizer
 from agentkit.policies.precision import surviving_share
 from agentkit.policies.serve import _servable
-from agentkit.runs.recipe import Recipe
+from agentkit.recipe import Recipe
 from agentkit.training.adapters import lora, merged
 
 pytestmark = pytest.mark.slow

@@ -27,8 +27,8 @@ from agentkit import Run, Suite, nano  # noqa: E402
 from agentkit.lab import Lab  # noqa: E402
 from agentkit.policies.loading import load_agent  # noqa: E402
 from agentkit.policies.vllm import VllmPolicy  # noqa: E402
+from agentkit.recipe import Recipe  # noqa: E402
 from agentkit.records import EngineError  # noqa: E402
-from agentkit.runs.recipe import Recipe  # noqa: E402
 from agentkit.training.grpo import AgentGRPOTrainer, train  # noqa: E402
 from agentkit.training.sft import cold_start, demonstrations  # noqa: E402
 

@@ -23,11 +23,11 @@ from agentkit.policies.shards import mesh_of, shard, sharded
 from agentkit.policies.sync_guard import sync
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.policies.vllm import VllmPolicy
+from agentkit.recipe import Recipe
 from agentkit.rollouts.policy import EngineError, Policy
 from agentkit.rollouts.template_probe import with_template
 from agentkit.runs import Run, RunError, open_file
 from agentkit.runs.files import model_path
-from agentkit.runs.recipe import Recipe
 from agentkit.runs.run import ADAPTER
 
 _MISTRALS = ("mistral", "mistral3", "ministral", "pixtral", "voxtral")  # some split text wrongly unless told

@@ -15,8 +15,8 @@ import torch
 from accelerate import PartialState
 from torch import distributed
 
+from agentkit.recipe import Recipe
 from agentkit.records import Task, Trajectory
-from agentkit.runs.recipe import Recipe
 from agentkit.runs.topology import patience
 
 T = TypeVar("T")

@@ -72,8 +72,10 @@ def forecast(
 
 def whole(recipe: Recipe, run: Run | None) -> Recipe:
     """The recipe of a run, but what this one gives or is notebook 03's alone."""
-    own = {name for name, key in Recipe.keys().items() if key.metadata["stages"] == "3"} | recipe.given
-    return replace(Recipe.of(run), **{name: getattr(recipe, name) for name in own}) if run else recipe
+    own = {
+        name for name, key in Recipe.keys().items() if key.json_schema_extra["stages"] == "3"
+    } | recipe.given
+    return Recipe.of(run).but(**{name: getattr(recipe, name) for name in own}) if run else recipe
 
 
 def _rates(

@@ -5,9 +5,9 @@ Leaves out the formulas themselves (components, calls, repairs).
 
 from types import MappingProxyType
 
+from agentkit.recipe import Recipe, RecipeError
 from agentkit.rewards import calls, components, repairs
 from agentkit.rewards.scoring import Product, Reward, product, with_noise
-from agentkit.runs.recipe import Recipe, RecipeError
 
 
 def plan(

@@ -22,13 +22,13 @@ from inspect import iscoroutinefunction
 from itertools import chain, count, groupby
 from typing import Any
 
+from agentkit.recipe import Recipe
 from agentkit.records import DataError, Score, StopReason, Task, ToolCall, ToolResult, Trajectory, Turn
 from agentkit.rollouts.call_formats import parse_stored
 from agentkit.rollouts.chat import ChatCodec
 from agentkit.rollouts.mask import Completion
 from agentkit.rollouts.policy import EngineError, Policy, Request
 from agentkit.runs.labfile import blame
-from agentkit.runs.recipe import Recipe
 from agentkit.sandbox import current_tier
 from agentkit.tools.cache import ToolCache
 from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment

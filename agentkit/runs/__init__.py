@@ -3,6 +3,7 @@
 Leaves out what the files mean: evaluation, diagnostics and views read them.
 """
 
+from agentkit.recipe import Recipe, RecipeError, find_file, read_recipe
 from agentkit.records import RunError
 from agentkit.runs.files import (
     append_jsonl,
@@ -25,7 +26,6 @@ from agentkit.runs.files import (
     write_table,
     writing,
 )
-from agentkit.runs.recipe import Recipe, RecipeError, find_file, read_recipe
 from agentkit.runs.run import (
     Run,
     check_name,

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from agentkit.recipe import Recipe, find_file, read_yaml
 from agentkit.records import RecipeError, RunError
 from agentkit.runs import Run, numbered_rows, project_root
 from agentkit.runs.files import located
-from agentkit.runs.recipe import Recipe, find_file, read_yaml
 from agentkit.runs.schemas import fault
 
 PHASES = (
@@ -66,7 +66,7 @@ class Prices:
 def read_prices(path: str | Path | None = None, near: str | Path | None = None) -> Prices:
     """Read the prices; by default ``prices_file``, which may lie ``near``. Raises RecipeError."""
     path = prices_file(near) if path is None else located(path)
-    values = read_yaml(path, flat=False)
+    values = read_yaml(path)
     if why := fault("prices", values):
         raise RecipeError(f"{path} is no price file ({why}). Write it like params/prices.yaml.")
     rates = {model: Rates(**seconds) for model, seconds in values.pop("rates").items()}
@@ -87,7 +87,7 @@ def prices_file(near: str | Path | None = None) -> Path:
 # ---- from a recipe
 def _planned(recipe: Recipe) -> Recipe:
     """The recipe with as many tasks as the file of its ``tasks`` has rows, and epochs over these as steps."""
-    recipe = dataclasses.replace(recipe, n_tasks=_given(recipe).total() or recipe.n_tasks)
+    recipe = recipe.but(n_tasks=_given(recipe).total() or recipe.n_tasks)
     return recipe.planned(_sizes(recipe)["train"])
 
 
@@ -329,7 +329,7 @@ def against_table(run: Run, prices: Prices) -> pd.DataFrame:
     """
     recipe, spent = Recipe.of(run), actual(run)
     if _training_seconds(run):
-        recipe = dataclasses.replace(recipe, steps=max(1, int(run.metrics["step"].max())), epochs=0)
+        recipe = recipe.but(steps=max(1, int(run.metrics["step"].max())), epochs=0)
     predicted = forecast(recipe, prices.rates_of(recipe), tests_of(run))
     rows = [_against(phase, predicted[phase], spent.get(phase)) for phase in PHASES]
     rows.append(_against("Phases that are done", sum(predicted[p] for p in spent), sum(spent.values())))

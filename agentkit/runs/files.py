@@ -1,7 +1,7 @@
 """Files that are never half written: atomic JSON, JSONL and Parquet; and readers that expect damage.
 
 Files are written under a temporary name and renamed, so a reader never sees half a file. JSONL readers
-survive a torn last line and say so. The project's folder is found here too. Leaves out trajectories and
+survive a torn last line and say so. Leaves out trajectories and
 suites (trajectory_files), and where files lie in a run (run).
 """
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from agentkit.nano import DATA, NANO
+from agentkit.recipe import located, project_root  # noqa: F401
 from agentkit.records import AgentkitError, DiskError, RunError
 
 _ROOM = "Make room there and run the same again: it goes on from what is kept."
@@ -37,25 +38,6 @@ _REMEDIES = {
     "Function not implemented": _LOCKS,
 }
 MANIFEST = "run.json"
-
-
-def project_root(start: str | Path | None = None) -> Path:
-    """The nearest folder at or above ``start``, the working directory by default, that holds notebooks/ and
-    params/, else ``start`` itself.
-    """
-    start = Path(start or Path.cwd()).resolve()
-    for folder in (start, *start.parents):
-        if (folder / "notebooks").is_dir() and (folder / "params").is_dir():
-            return folder
-    return start
-
-
-def located(path: str | Path) -> Path:
-    """A path as people write it: ~ is their home, and outputs/ and params/ are the project's if not here."""
-    path = Path(os.path.expanduser(path))
-    if path.parts[:1] in (("outputs",), ("params",)) and not os.path.exists(path):
-        return project_root() / path
-    return path
 
 
 def model_path(model: str) -> str:

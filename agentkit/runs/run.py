@@ -18,9 +18,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
+from agentkit.recipe import FILES, Recipe, find_file
 from agentkit.records import RecipeError, RunError, Task, Trajectory
 from agentkit.runs.files import MANIFEST, digest, located, project_root, read_json, read_jsonl, write_json
-from agentkit.runs.recipe import FILES, Recipe, find_file
 from agentkit.runs.schemas import SECTIONS, fault
 from agentkit.runs.trajectory_files import Choose, misplaced, read_tasks, read_trajectories, step_rows
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from agentkit.nano import NANO
+from agentkit.recipe import FILES, Recipe, find_file
 from agentkit.records import RecipeError, RunError
 from agentkit.runs.files import append_to, digest, held_elsewhere, open_file
 from agentkit.runs.labfile import lab_digest
-from agentkit.runs.recipe import FILES, Recipe, find_file
 from agentkit.runs.run import MANIFEST, Run, placed, project_root, secure, started
 from agentkit.runs.topology import patience
 

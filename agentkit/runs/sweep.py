@@ -25,6 +25,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import IO, Any
 
+from agentkit.recipe import FILES, Recipe, beside, find_file, read_recipe, read_yaml
 from agentkit.records import AgentkitError, RecipeError, RunError
 from agentkit.runs.children import end_all, repeated, signals
 from agentkit.runs.files import (
@@ -39,7 +40,6 @@ from agentkit.runs.files import (
     write_json,
     writing,
 )
-from agentkit.runs.recipe import FILES, Recipe, beside, find_file, read_recipe, read_yaml
 from agentkit.runs.run import MANIFEST, Run, check_name, versions
 from agentkit.runs.schemas import fault
 from agentkit.runs.stages import RUNNING, STAGES, compared, file_digests, is_done, run_stages
@@ -90,7 +90,7 @@ class Arm:
         """What its cells run, however it is written: a default may be left out, a file have two names."""
         keys = {name for stage in STAGES[: self.last + 1] for name in Recipe.keys_of(stage)} - {"run", "seed"}
         recipe = self.recipe
-        recipe = replace(recipe, clip_epsilon_high=recipe.clip_epsilon_high or recipe.clip_epsilon)
+        recipe = recipe.but(clip_epsilon_high=recipe.clip_epsilon_high or recipe.clip_epsilon)
         found = {name: getattr(recipe, name) for name in keys}
         files = {name: Path(found[name]).resolve() for name in keys & set(FILES)}
         found |= {name: str(path) for name, path in files.items() if found[name] and path.exists()}
@@ -151,7 +151,7 @@ class Job:
 # ---- the file
 def read_design(path: str | Path) -> Design:
     """Read a sweep file. Raises RecipeError with a sentence for whatever would make the sweep worthless."""
-    file = read_yaml(path := located(path), flat=False)
+    file = read_yaml(path := located(path))
     try:
         return _design(path, file)
     except RecipeError as error:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from agentkit.machine import cores
+from agentkit.recipe import Recipe
 from agentkit.records import RecipeError, RunError
-from agentkit.runs.recipe import Recipe
 from agentkit.runs.run import project_root
 from agentkit.runs.sweep import Job, Sweep, in_this_process, make
 from agentkit.runs.topology import patience

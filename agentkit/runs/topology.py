@@ -9,11 +9,11 @@ policies.server_processes) and finding the cards (sweep_slots.gpu_count, or torc
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from agentkit.recipe import Recipe, batch_rules, refuse
 from agentkit.records import RecipeError
-from agentkit.runs.recipe import Recipe, batch_rules, refuse
 
 CARDS = "CUDA_VISIBLE_DEVICES"  # read by CUDA once, so it is set before a process looks for a GPU
 SETTING_UP_S = 1800.0  # to load a model, start an engine, save a checkpoint
@@ -96,7 +96,7 @@ def _chosen(recipe: Recipe, count: int, fits: str) -> Topology:
     if processes == 1 and count <= 1:
         return Topology("here", 1, cards, why="one device does everything in turn")
     if "prompts_per_step" in recipe.given:  # else of a notebook that does not train
-        refuse(batch_rules(replace(recipe, processes=processes)))
+        refuse(batch_rules(recipe.but(processes=processes)))
     return Topology("colocate", processes, cards, why=why)
 
 
@@ -124,7 +124,7 @@ def _most(recipe: Recipe, cards: int) -> int:
 
 def _goes(recipe: Recipe, processes: int) -> bool:
     """Whether so many share the recipe's batch evenly."""
-    return not any(is_broken for is_broken, _ in batch_rules(replace(recipe, processes=processes)))
+    return not any(is_broken for is_broken, _ in batch_rules(recipe.but(processes=processes)))
 
 
 def _best(recipe: Recipe, cards: int, fits: str) -> tuple[str, str]:

@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from agentkit.recipe import listed
 from agentkit.records import SuiteError, Task
 from agentkit.runs import read_tasks, task_problem, with_progress, write_tasks
 from agentkit.runs.files import located
 from agentkit.runs.labfile import blame
-from agentkit.runs.recipe import listed
 from agentkit.runs.schemas import fault
 from agentkit.tasks.audit import audit
 from agentkit.tasks.expert import PlanError, solve

@@ -15,8 +15,8 @@ from peft import LoraConfig
 from peft.tuners.tuners_utils import BaseTunerLayer
 
 from agentkit.policies.shards import sharded
+from agentkit.recipe import Recipe
 from agentkit.runs import writing
-from agentkit.runs.recipe import Recipe
 
 # in the names of MLPs and of what chooses among experts
 _MLP = re.compile("expert|mlp|moe|router|feed_forward|ffn")

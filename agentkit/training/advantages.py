@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentkit.recipe import Recipe
 from agentkit.records import Group, Task, Trajectory
 from agentkit.rewards import Reward
 from agentkit.rewards.calls import subgoals
-from agentkit.runs.recipe import Recipe
 
 EPSILON = 1e-4  # added to every standard deviation, as in TRL
 NAN = float("nan")

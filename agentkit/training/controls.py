@@ -76,7 +76,7 @@ def up_to(tokens: int, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
 
 def fresh_demonstrations(lab: Lab, tasks: Sequence[Task], tokenizer: Any) -> list[Trajectory]:
     """Demonstrations of every training task, whatever ``sft_tasks`` is; the expert's flaws fall anew."""
-    every = replace(lab, recipe=replace(lab.recipe, sft_tasks=0))
+    every = replace(lab, recipe=lab.recipe.but(sft_tasks=0))
     return demonstrations(every, tasks, tokenizer, lab.recipe.seed + SEED_STEP)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trl import GRPOConfig
 
-from agentkit.runs.recipe import Recipe
+from agentkit.recipe import Recipe
 from agentkit.runs.topology import patience
 from agentkit.training.processes import check_processes
 from agentkit.training.trainers import on_one_card, quiet_trainer

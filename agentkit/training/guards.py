@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from agentkit.recipe import Recipe
 from agentkit.records import TrainingError, Trajectory
-from agentkit.runs.recipe import Recipe
 
 MAX_SKIPPED = 3  # steps in a row that are not finite
 MAX_UNSCORED = 0.2  # share of trajectories without a reward

@@ -38,7 +38,7 @@ def control(lab: Lab, run: Run, tell: OnMetrics, name: str) -> dict[str, Any]:
 
     suite, whole = lab.load(run), Lab.of(run)
     engine = {key: getattr(lab.recipe, key) for key in ("engine", "server_urls", "tensor_parallel")}
-    whole = replace(whole, recipe=replace(whole.recipe, **engine))
+    whole = replace(whole, recipe=whole.recipe.but(**engine))
     tasks = suite.split("train") if name == "sft_more" else lab.train_tasks(suite)  # rft: as GRPO had them
     agent, tokenizer, figures = train_control(name, whole, run, tasks)
     with make_policy(agent, tokenizer, name, lab.recipe) as policy:

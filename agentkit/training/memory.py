@@ -26,9 +26,9 @@ from agentkit.policies.shards import layers_of
 from agentkit.policies.slot_cache import GROWTH, token_bytes, unkept
 from agentkit.policies.transformers import PREFILL_TOKENS
 from agentkit.policies.vllm import can_sleep
+from agentkit.recipe import Recipe
 from agentkit.records import RecipeError
 from agentkit.runs.files import model_path
-from agentkit.runs.recipe import Recipe
 from agentkit.training.adapters import lora
 from agentkit.training.prefix import PLAIN_ROWS, chunked_logprobs
 from agentkit.training.trainers import checkpoints

@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from agentkit.recipe import Recipe
 from agentkit.records import Group, Task, Trajectory
-from agentkit.runs.recipe import Recipe
 from agentkit.trajectories import groups_of, is_truncated, is_void, results_of
 
 # tasks, trajectories a task -> scored trajectories, group by group

@@ -20,9 +20,9 @@ from trl import SFTConfig, SFTTrainer
 from agentkit.policies.process_group import on_main_process, world
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.policies.shards import leave_shards
+from agentkit.recipe import Recipe, RecipeError, find_file
 from agentkit.records import RunError, Task, Trajectory
 from agentkit.rollouts import rollout
-from agentkit.runs.recipe import Recipe, RecipeError, find_file
 from agentkit.runs.topology import patience
 from agentkit.training.adapters import lora, save_adapter, settled
 from agentkit.training.prefix import scorer

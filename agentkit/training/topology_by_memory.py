@@ -7,7 +7,7 @@ plan (memory).
 import contextlib
 from collections.abc import Callable
 
-from agentkit.runs.recipe import Recipe
+from agentkit.recipe import Recipe
 from agentkit.runs.topology import Topology, choose
 
 

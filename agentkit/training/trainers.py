@@ -10,7 +10,7 @@ from huggingface_hub import constants
 from transformers import ProgressCallback
 
 from agentkit.policies.precision import precision_of
-from agentkit.runs.recipe import Recipe
+from agentkit.recipe import Recipe
 
 
 def checkpoints(dtype: torch.dtype) -> bool:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from agentkit.policies.loading import load_agent
+from agentkit.recipe import Recipe, batch_rules, refuse
 from agentkit.records import RecipeError, Task, Trajectory
 from agentkit.runs import (
     Run,
@@ -29,7 +30,6 @@ from agentkit.runs import (
     write_json,
     write_trajectories,
 )
-from agentkit.runs.recipe import Recipe, batch_rules, refuse
 from agentkit.tasks.families.drawing import target
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.hindsight import hindsight
@@ -168,7 +168,7 @@ def _grpo(lab: Lab, start: Path | None, task: Task, run: Run, rounds: _Rounds, w
     changes["steps"] = (
         lab.recipe.steps * lab.recipe.num_iterations * lab.recipe.minibatches
     )  # on a batch each
-    lab = replace(lab, recipe=replace(lab.recipe, **changes))
+    lab = replace(lab, recipe=lab.recipe.but(**changes))
     refuse(batch_rules(lab.recipe))
     agent, tokenizer = _agent(lab.recipe, start)
 
@@ -211,7 +211,7 @@ def solve_all(lab: Lab, start: Path | None, run: Run) -> Found:
     for seed, task, method in product(range(recipe.seed, recipe.seed + recipe.n_seeds), tasks, methods):
         name = str(task.meta["template"])
         own = Run.create(run.file(name, method, f"seed-{seed}"))
-        rounds = solve(replace(lab, recipe=replace(recipe, seed=seed)), start, task, method, own)
+        rounds = solve(replace(lab, recipe=recipe.but(seed=seed)), start, task, method, own)
         found.append((name, method, seed, rounds))
     return found
 

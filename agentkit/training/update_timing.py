@@ -11,8 +11,8 @@ import torch
 from peft import PeftModel, get_peft_model
 from torch.nn.utils.rnn import pad_sequence
 
+from agentkit.recipe import Recipe
 from agentkit.records import Trajectory
-from agentkit.runs.recipe import Recipe
 from agentkit.training.adapters import lora
 from agentkit.training.prefix import scorer
 from agentkit.training.trainers import checkpoints

@@ -26,9 +26,9 @@ from agentkit.evaluation import Comparison, html, task_success
 from agentkit.evaluation.examples import examples
 from agentkit.evaluation.html import Markup
 from agentkit.evaluation.tables import level_table, percent, policy_table
+from agentkit.recipe import Recipe
 from agentkit.records import StopReason, Task, Trajectory
 from agentkit.runs import Run, RunError, cost, digest, fault, read_json, write_bytes
-from agentkit.runs.recipe import Recipe
 from agentkit.views import plots
 from agentkit.views.redact import environment_secrets, redact, redact_text
 from agentkit.views.widgets import compare_trajectories
@@ -386,7 +386,7 @@ def _recipe(card: _Card) -> list[Markup]:
     used, keys = redact(card.manifest["recipe"]), Recipe.keys()
     changed, kept = [], []
     for key, value in used.items():
-        row = [key, value, keys[key].metadata["help"] if key in keys else ""]
+        row = [key, value, keys[key].description if key in keys else ""]
         if key != "run":
             (changed if key in keys and value != keys[key].default else kept).append(row)
     if not changed + kept:

@@ -21,8 +21,8 @@ from typing import Any
 import psutil
 
 from agentkit.policies.loading import load_agent
+from agentkit.recipe import Recipe
 from agentkit.runs.children import repeated
-from agentkit.runs.recipe import Recipe
 from agentkit.tools.corpus import Corpus
 from agentkit.training.adapters import lora
 from agentkit.training.grpo_config import grpo_config

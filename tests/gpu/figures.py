@@ -34,9 +34,9 @@ from agentkit import nano
 from agentkit.policies import sync_guard
 from agentkit.policies.engine_weights import bare
 from agentkit.policies.loading import agent_of, load_agent, make_policy, with_adapter
+from agentkit.recipe import Recipe
 from agentkit.records import EngineError, StopReason, TrainingError, Trajectory
 from agentkit.runs import RunError, read_jsonl, versions
-from agentkit.runs.recipe import Recipe
 from agentkit.training import prefix
 from agentkit.training.adapters import lora, save_adapter
 from agentkit.training.grpo import train

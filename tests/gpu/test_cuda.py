@@ -11,7 +11,6 @@ import json
 import subprocess
 import sys
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,9 +21,9 @@ from benchmarks.update import GROUP, _batch, _pair
 from agentkit.lab import Lab
 from agentkit.policies import sync_guard as guard
 from agentkit.policies.loading import load_agent, make_policy
+from agentkit.recipe import Recipe
 from agentkit.rollouts import rollout
 from agentkit.runs import Run
-from agentkit.runs.recipe import Recipe
 from agentkit.runs.topology import Topology, visible
 from agentkit.training import launch
 from agentkit.training.grpo import AgentGRPOTrainer, train
@@ -95,7 +94,7 @@ def test_this_process_holds_no_memory_of_a_gpu_while_children_train(suite, tmp_p
     """By CUDA's own allocator: after a cold start and a training here, and an error that IPython keeps."""
     (tmp_path / "failing.py").write_text(FAILS)
     monkeypatch.syspath_prepend(tmp_path)
-    lab, run = Lab.open(replace(RECIPE, sft=True, sft_batch=4)), Run.create(tmp_path / "run")
+    lab, run = Lab.open(RECIPE.but(sft=True, sft_batch=4)), Run.create(tmp_path / "run")
     suite.save(run.file("tasks.jsonl"))
     work = launch.Work(lab, run)
 

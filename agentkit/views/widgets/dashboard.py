@@ -27,10 +27,10 @@ from IPython.display import Markdown, display, update_display
 
 from agentkit.diagnostics import Alarm, read_alarms, trajectory_id
 from agentkit.evaluation import html
+from agentkit.recipe import Recipe
 from agentkit.records import Task, Trajectory
 from agentkit.runs import Run, RunError, append_to, cost, write_bytes
 from agentkit.runs.files import step_of, steps
-from agentkit.runs.recipe import Recipe
 from agentkit.views import plots
 from agentkit.views.widgets.base import clip, source
 

@@ -1,0 +1,828 @@
+"""A recipe: every parameter of a run, with its default, its bounds and one line of help.
+
+A recipe is a flat YAML in params/. It may begin from another one (``base: nano.yaml``) and hold what differs.
+Defaults are those of the document "RLVR for Agents" for a real model; params/nano.yaml holds what suits the
+small agent. Leaves out what cannot be said in one value: families, verifiers and rewards of one's own stand
+in a lab file (agentkit.lab).
+"""
+
+import ast
+import contextlib
+import difflib
+import json
+import os
+import re
+import reprlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.fields import FieldInfo
+
+from agentkit.records import RecipeError
+
+if TYPE_CHECKING:
+    from agentkit.runs.run import Run
+
+Reward = Literal[
+    "plan", "none", "toolrl", "toolrla", "image", "tcr", "tcr_paper", "drawing", "ordebug", "ordebug_solver"
+]
+Loss = Literal["grpo", "dapo", "dr_grpo", "bnpo", "cispo"]
+Mismatch = Literal[
+    "auto", "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask",
+    "geometric_truncate", "geometric_mask",
+]  # fmt: skip
+Advantage = Literal[
+    "group", "dr_grpo", "rloo", "batch_std", "reinforce_baseline", "gdpo", "difficulty", "turn", "step"
+]
+REWARDS, LOSSES, MISMATCH, ADVANTAGES = map(get_args, (Reward, Loss, Mismatch, Advantage))
+TOOL_FORMATS = ("auto", "hermes", "qwen3_coder", "llama3", "glm")
+FILES = (
+    "lab",
+    "tasks",
+    "model",
+    "chat_template",
+    "transcripts",
+    "gaia",
+)  # keys that may name a file or folder
+
+
+def _number(value: Any) -> Any:
+    """1e-6 as text is a number: so YAML 1.1 reads it, and papermill hands it on."""
+    with contextlib.suppress(ValueError):
+        return float(value) if isinstance(value, str) else value
+    return value
+
+
+def _joined(value: Any) -> Any:
+    """A list of names, or a number that is one, as text with commas."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, list) and all(isinstance(name, str | int) for name in value):
+        return ",".join(map(str, value))
+    return ",".join(listed(value)) if isinstance(value, str) else value
+
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Number = Annotated[float, BeforeValidator(_number)]
+Share = Annotated[Number, Field(ge=0, le=1)]
+Weight = Annotated[Number, Field(ge=0)]
+Seconds = Annotated[Number, Field(gt=0)]
+Words = Annotated[str, BeforeValidator(_joined)]
+Switch = Annotated[bool, BeforeValidator(lambda value: {"true": True, "false": False}.get(str(value), value))]
+OrOff = BeforeValidator(lambda value: "off" if value is False else value)  # YAML 1.1's reading of the word
+
+
+def _key(default: Any, help: str, *, stages: str = "3") -> Any:
+    """A key with its help, and the notebooks, by number, that it is handed to."""
+    return Field(default, description=help, json_schema_extra={"stages": stages})
+
+
+class Recipe(BaseModel):
+    """All parameters. Raises RecipeError where a key or value is unknown, or two do not go together."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    run: str = _key("", "run folder; empty means outputs/lab", stages="12345")
+    lab: str = _key(
+        "", "file with families, verifiers and rewards of your own (agentkit new)", stages="12345"
+    )
+    seed: Count = _key(0, "of every random choice but the suite's", stages="235")
+    families: Words = _key("A,B,C", "task families, separated by commas", stages="1")
+    n_tasks: Annotated[int, Field(ge=20)] = _key(1200, "tasks in the suite, split 70/15/15", stages="1")
+    variety: Literal["plain", "wide"] = _key(
+        "plain", "kinds of questions: plain, or wide for more of them", stages="1"
+    )
+    new_templates: Words = _key(
+        "", "templates only the test has, such as A total4, with commas; reported apart", stages="1"
+    )
+    suite_seed: Count = _key(0, "of the suite, so that seeds share one test", stages="1")
+    tasks: str = _key(
+        "", "in place of families: a tasks.jsonl, or a public data set such as gsm8k", stages="1"
+    )
+    model: str = _key("nano", "the agent: nano, a model folder or a hub name", stages="235")
+    max_turns: Positive = _key(10, "policy calls in one trajectory", stages="235")
+    max_turn_tokens: Annotated[int, Field(ge=4)] = _key(1024, "tokens sampled in one turn", stages="235")
+    max_tokens: Annotated[int, Field(ge=16)] = _key(
+        8192, "completion tokens, tool replies included", stages="235"
+    )
+    max_prompt_tokens: Count = _key(
+        0, "tokens of a prompt; tasks with a longer one are left out; 0: no limit", stages="235"
+    )
+    top_k: Positive = _key(3, "passages the search tool returns", stages="1235")
+    tool_format: Literal["auto", "hermes", "qwen3_coder", "llama3", "glm"] = _key(
+        "auto", "how the agent writes tool calls: auto, hermes, qwen3_coder, llama3, glm", stages="235"
+    )
+    chat_template: str = _key(
+        "", "a file, the name of one that TRL ships, or training; empty: the model's own", stages="235"
+    )
+    template_arguments: Words = _key(
+        "", "what the chat template is called with, such as enable_thinking=false", stages="235"
+    )
+    thinking: Literal["kept", "cut", "dropped"] = _key(
+        "kept",
+        "thoughts: kept as sampled, or cut (the loop ends those that reach max_thought_tokens)",
+        stages="235",
+    )
+    max_thought_tokens: Positive = _key(512, "thinking cut: tokens of one thought", stages="235")
+    tool_timeout_s: Seconds = _key(
+        10.0, "seconds a tool call may take, where the tool declares no limit", stages="235"
+    )
+    trajectory_timeout_s: Seconds = _key(
+        600.0, "seconds of wall clock for one trajectory; a longer one is not scored", stages="235"
+    )
+    max_observation: Annotated[int, Field(ge=16)] = _key(
+        500, "tokens of one tool reply; longer ones are cut (Search-R1's limit)", stages="235"
+    )
+    tool_cache: Annotated[str, OrOff] = _key(
+        "", "file of answers of pure tools; empty means the user's cache folder, off means none", stages="235"
+    )
+    tool_failures: Weight = _key(
+        0.0, "chance that a tool call fails for the moment; the same call repeated may work", stages="235"
+    )
+    temperature: Annotated[Number, Field(ge=0.05, le=2.0)] = _key(
+        0.7, "of sampling, in training and evaluation", stages="235"
+    )
+    max_batch: Positive = _key(128, "trajectories sampled together", stages="235")
+    engine: Literal["transformers", "vllm", "server", "unsloth"] = _key(
+        "transformers",
+        "what samples: transformers, vllm, server (agentkit serve) or unsloth (it also trains)",
+        stages="235",
+    )
+    server_urls: Words = _key(
+        "", "engine server: its replicas, separated by commas, such as http://localhost:8000", stages="235"
+    )
+    precision: Literal["auto", "float32", "bfloat16"] = _key(
+        "auto", "of the weights: float32, bfloat16, or auto: bfloat16 on a GPU, else float32", stages="235"
+    )
+    weight_sync: Literal["auto", "merged", "lora"] = _key(
+        "auto",
+        "how vllm and servers get weights: merged (all), lora (the adapter); auto: lora in bfloat16",
+        stages="235",
+    )
+    sync_threshold: Weight = _key(
+        0.0,
+        "mean nats engine and trainer may differ; 0: 0.001 in float32, 0.05 in half, no sudden jump",
+        stages="235",
+    )
+    engine_memory: Annotated[Number, Field(ge=0.01, le=0.99)] = _key(
+        0.3, "share of the GPU's memory for the engine; transformers: for keys and values", stages="235"
+    )
+    load_in_4bit: Switch = _key(
+        False, "engine unsloth: base weights in 4 bits while training; needs bitsandbytes"
+    )
+    deterministic: Switch = _key(
+        False,
+        "batches do not depend on timing: exact to the bit on a CPU, slower with slow tools",
+        stages="235",
+    )
+    sft: Switch = _key(False, "fine-tune the agent on demonstrations first", stages="235")
+    sft_tasks: Count = _key(0, "training tasks that are demonstrated; 0 is all", stages="2")
+    sft_transcripts: Positive = _key(2, "demonstrations for each training task", stages="2")
+    sft_tool_failures: Weight = _key(
+        0.0, "chance that a tool call fails while the expert demonstrates; see tool_failures", stages="25"
+    )
+    sft_epochs: Positive = _key(1, "passes over the demonstrations", stages="2")
+    sft_learning_rate: Share = _key(
+        0.0001, "peak learning rate of the cold start, after 10 steps", stages="2"
+    )
+    sft_batch: Positive = _key(16, "demonstrations in one optimiser step", stages="2")
+    sft_micro_batch: Positive = _key(
+        8, "demonstrations in one forward and backward pass, at most", stages="2"
+    )
+    flaw_skip_lookup: Share = _key(0.0, "chance to skip a lookup after the first", stages="2")
+    flaw_wrong_operation: Share = _key(0.0, "chance to use the wrong operation", stages="2")
+    flaw_in_head: Share = _key(0.0, "chance to compute without the calculator", stages="2")
+    flaw_give_up: Share = _key(0.0, "chance to give up before a lookup", stages="2")
+    flaw_malformed: Share = _key(0.0, "chance of a malformed call before the right one", stages="2")
+    test_samples: Positive = _key(4, "sampled trajectories for each test task", stages="25")
+    transcripts: str = _key("", "messages data set to imitate in place of the scripted expert", stages="2")
+    filter_rollouts: Count = _key(
+        0,
+        "rollouts of each training task; what none or all solve is left out; 0 is off, 8 GRPO-TCR's",
+        stages="235",
+    )
+    measure_base: Switch = _key(
+        False, "measure the agent before its cold start too: base, SFT, RL", stages="2"
+    )
+    train_difficulty: Words = _key(
+        "", "easy, medium or hard tasks only, with commas; empty: all", stages="35"
+    )
+    steps: Positive = _key(200, "optimiser steps")
+    epochs: Count = _key(
+        0, "passes over the training tasks; of these and steps, unless that is 200, the fewer; 0: steps"
+    )
+    prompts_per_step: Positive = _key(8, "groups in one step")
+    group_size: Annotated[int, Field(ge=2)] = _key(8, "trajectories in a group, G")
+    micro_batch: Positive = _key(8, "trajectories in one forward and backward pass")
+    micro_batch_tokens: Count = _key(
+        0, "tokens in one such pass, the longest first, in place of micro_batch; 0 is off"
+    )
+    minibatches: Positive = _key(1, "optimiser steps that one batch of rollouts is split into")
+    num_iterations: Positive = _key(1, "passes over each batch of rollouts")
+    learning_rate: Share = _key(1e-05, "of GRPO, for LoRA")
+    lr_schedule: Literal["constant_with_warmup", "linear", "cosine"] = _key(
+        "constant_with_warmup", "of GRPO: constant_with_warmup, linear or cosine (both end at zero)"
+    )
+    warmup_steps: Count = _key(0, "steps of linear warm-up")
+    max_grad_norm: Weight = _key(1.0, "gradient clipping")
+    beta: Weight = _key(0.05, "weight of the KL penalty against the SFT reference")
+    loss_type: Loss = _key("grpo", "TRL's loss: grpo, dapo, dr_grpo, bnpo, cispo")
+    importance_level: Literal["token", "sequence"] = _key(
+        "token", "level of the probability ratio: token, or sequence (GSPO)"
+    )
+    clip_epsilon: Share = _key(0.2, "clip range of the probability ratio")
+    clip_epsilon_high: Weight = _key(
+        0.0, "its upper side (clip-higher); 0 is clip_epsilon; cispo: cap of the ratio"
+    )
+    dual_clip: Weight = _key(0.0, "cap of the ratio where the advantage is negative, 3 is usual; 0 is off")
+    mismatch: Annotated[Mismatch, OrOff] = _key(
+        "auto", "weights where engine and trainer disagree; auto: token_truncate where they can"
+    )
+    mismatch_cap: Annotated[Number, Field(ge=1, le=1000)] = _key(2.0, "largest weight, C")
+    mismatch_floor: Share = _key(0.0, "smallest weight; IcePop's mask takes 0.5 and a cap of 5")
+    share_prefixes: Switch = _key(
+        True, "compute what trajectories have in common once: as exact, and faster", stages="23"
+    )
+    lora_r: Positive = _key(16, "LoRA rank", stages="23")
+    lora_alpha: Positive = _key(32, "LoRA scale", stages="23")
+    reward: Reward = _key(
+        "plan",
+        "preset: plan, none, toolrl, toolrla, image, tcr, tcr_paper, drawing, ordebug, ordebug_solver",
+        stages="35",
+    )
+    reward_combine: Literal["sum", "product"] = _key(
+        "sum", "how weighted components become one number: sum or product", stages="35"
+    )
+    reward_correctness: Annotated[Number, Field(ge=-100, le=100)] = _key(
+        1.0, "plan: weight of the verifier's verdict", stages="35"
+    )
+    reward_format: Annotated[Number, Field(ge=-100, le=100)] = _key(
+        0.1, "plan: weight of the share of tool calls that ran", stages="35"
+    )
+    reward_efficiency: Annotated[Number, Field(ge=-100, le=100)] = _key(
+        1.0, "plan: weight of -0.02 a turn when correct", stages="35"
+    )
+    reward_process: Annotated[Number, Field(ge=-100, le=100)] = _key(
+        0.0, "weight of the share of subgoals reached; 0 leaves it out", stages="35"
+    )
+    reward_overlong: Annotated[Number, Field(ge=-100, le=100)] = _key(
+        0.0, "weight of the soft overlong punishment; 0 leaves it out", stages="35"
+    )
+    overlong_buffer: Positive = _key(
+        256, "tokens below max_tokens from which overlong rewards fall", stages="35"
+    )
+    reward_judge: Annotated[Number, Field(ge=-100, le=100)] = _key(
+        0.0, "weight of a judging model's verdict; 0 leaves it out", stages="35"
+    )
+    reward_noise: Weight = _key(0.0, "standard deviation of noise in the reward; 0 is none, and is advised")
+    advantage: Advantage = _key(
+        "group",
+        "estimator: group, dr_grpo, rloo, batch_std, reinforce_baseline, gdpo, difficulty, turn, step",
+    )
+    turn_lambda: Weight = _key(1.0, "advantage turn: weight of the outcome in a turn")
+    step_weight: Weight = _key(
+        1.0, "advantage step: weight of the groups of turns that begin in the same state (GiGPO's steps)"
+    )
+    step_gamma: Share = _key(0.95, "advantage step: discount of the outcome, a turn")
+    dead_groups: Literal["keep", "drop", "replace"] = _key(
+        "keep", "groups of equal rewards: keep, drop, or replace by fresh tasks"
+    )
+    extra_rollouts: Weight = _key(1.0, "budget for replacing, as a multiple of a step's rollouts")
+    resample_correct: Switch = _key(False, "GRPO-RoC: sample twice the group, keep the cleanest right ones")
+    mask_void: Switch = _key(False, "leave trajectories with a turn without call and answer out of the loss")
+    mask_truncated: Switch = _key(False, "leave truncated trajectories out of the loss")
+    hindsight_weight: Weight = _key(
+        0.0, "weight in GRPO's loss of imitating what code rollouts did achieve; 0 is off"
+    )
+    hindsight_keep: Annotated[Number, Field(ge=0.01, le=1)] = _key(
+        1.0, "share of a task's lessons that is imitated, those nearest to what was asked"
+    )
+    hindsight_samples: Positive = _key(
+        128, "hindsight replay: programs sampled for a task in a round", stages="d"
+    )
+    hindsight_learning_rate: Share = _key(1e-05, "of hindsight replay", stages="d")
+    controls: Words = _key(
+        "", "what GRPO is compared with besides: sft_more (SFT on every task), rft; with commas", stages="5"
+    )
+    gaia: str = _key(
+        "", "a further test: the folder with GAIA's files, or hub; empty is none (agentkit gaia)", stages="5"
+    )
+    preflight: Annotated[Literal["refuse", "warn", "off"], OrOff] = _key(
+        "refuse", "look before training: refuse a hopeless run, warn only, or off"
+    )
+    report_to: Literal["none", "tensorboard", "wandb", "trackio"] = _key(
+        "none", "where metrics go besides the run folder: none, tensorboard, wandb or trackio"
+    )
+    val_every: Positive = _key(10, "steps between validations")
+    val_tasks: Positive = _key(60, "validation tasks used, spread over the suite")
+    val_samples: Positive = _key(1, "sampled trajectories for each validation task")
+    resume: Literal["auto", "never"] = _key(
+        "auto", "auto: go on from the newest sound checkpoint; never: start anew, what is there is kept aside"
+    )
+    save_every: Count = _key(
+        5, "steps between checkpoints; 0 writes one only when training ends or is stopped"
+    )
+    until_solved: Switch = _key(False, "end training once every task of a step was solved by some rollout")
+    patience: Count = _key(0, "validations without improvement before training ends early; 0 is never")
+    drawings: Words = _key(
+        "lines", "tasks to solve one by one: lines, 12, 16, 20, 25, with commas", stages="d"
+    )
+    methods: Words = _key(
+        "grpo,her,hybrid", "how to train until a drawing is solved, with commas", stages="d"
+    )
+    n_seeds: Positive = _key(1, "seeds for each drawing and method, from seed on", stages="d")
+    gpus: Words = _key("auto", "GPUs to use: auto (all that are visible) or a number", stages="235")
+    topology: Literal["auto", "colocate", "split"] = _key(
+        "auto",
+        "colocate (every GPU rolls out and trains), split (servers roll out, the others train), or auto",
+        stages="235",
+    )
+    processes: Positive = _key(
+        1, "processes that train together, one a GPU; left out where GPUs are visible: all"
+    )
+    replicas: Count = _key(
+        0, "topology split: servers that roll out; 0: as many as half of the GPUs hold", stages="235"
+    )
+    shard: Switch = _key(
+        False,
+        "spread the model's layers over the processes that train, for models larger than a card",
+        stages="235",
+    )
+    tensor_parallel: Positive = _key(
+        1, "topology split: cards that one server spreads its model over", stages="235"
+    )
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise RecipeError(_sentence(error)) from None
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """A recipe from its keys, checked together. Raises RecipeError."""
+        if odd := [name for name in values if not isinstance(name, str)]:
+            raise RecipeError(f"unknown recipe key {odd[0]!r:.100}: a key is a word")
+        recipe = cls(**values)
+        _template_arguments(recipe.template_arguments)
+        for rules in (_clipping, _engine, _larger_than_a_card, _reward, batch_rules, _thinking):
+            refuse(rules(recipe))
+        return recipe
+
+    @classmethod
+    def load(cls, path: str | Path, **changes: Any) -> Self:
+        """The recipe in a YAML file with changes. Raises RecipeError naming the file and the key."""
+        return cls.from_mapping(read_recipe(path) | changes)
+
+    @classmethod
+    def of(cls, run: "Run") -> Self:
+        """The recipe a run was made with. Raises RecipeError naming run.json."""
+        kept = {k: v for k, v in run.manifest["recipe"].items() if k != "report_to"}  # where metrics went
+        try:
+            return cls.from_mapping(kept)
+        except RecipeError as error:
+            raise RecipeError(f"{run.file('run.json')}: {error}") from None
+
+    def but(self, **changes: Any) -> Self:
+        """The recipe with other values, which are not checked."""
+        return self.model_copy(update=changes)
+
+    @property
+    def given(self) -> frozenset[str]:
+        """Names of the keys that were set."""
+        return frozenset(self.model_fields_set)
+
+    @classmethod
+    def from_notebook(cls, namespace: Mapping[str, Any]) -> Self:
+        """Read the parameters a notebook defined, papermill's injected ones included.
+
+        Called right after the parameters cell: every plain value assigned there and since must be a known
+        key, so that a misspelled parameter stops the notebook instead of being ignored. What cells left
+        behind that ran before it, such as those of an earlier Run All, is not looked at.
+
+        Raises RecipeError, also where ``run``, ``lab`` or ``tasks`` is what a later cell made of it.
+        """
+        plain = (str, int, float, bool, list, dict, type(None))
+        names = _assigned_since_parameters(namespace.get("In", [])) or set(namespace) - _IPYTHON
+        mine = {n: v for n, v in namespace.items() if n in names and isinstance(v, plain)}
+        for name in ("run", "lab", "tasks"):
+            if name in names and name in namespace and not isinstance(namespace[name], str):
+                raise RecipeError(
+                    f"{name} is no longer the text that the parameters cell assigned, but of type "
+                    f"{type(namespace[name]).__name__}: run that cell again, then this one"
+                )
+        return cls.from_mapping({n: v for n, v in mine.items() if not n.startswith(("_", "PAPERMILL_"))})
+
+    @classmethod
+    def keys(cls) -> dict[str, FieldInfo]:
+        """Every recipe key; ``defaults`` shows them to people."""
+        return dict(cls.model_fields)
+
+    @classmethod
+    def defaults(cls) -> str:
+        """Every key with its default and help, to read and to copy from: a recipe in YAML."""
+        rows = [(f"{name}: {json.dumps(key.default)}", key.description) for name, key in cls.keys().items()]
+        return "\n".join(f"{row:<36} # {help}" for row, help in rows)
+
+    @classmethod
+    def keys_of(cls, stage: str) -> list[str]:
+        """Names of the keys that a notebook such as "02_baseline" or "drawing" is handed."""
+        letter = stage.removeprefix("0")[0]
+        return [name for name, key in cls.keys().items() if letter in key.json_schema_extra["stages"]]
+
+    def planned(self, n_tasks: int) -> Self:
+        """The recipe with ``epochs`` over so many training tasks as steps.
+
+        ``steps`` at its default is no limit: a notebook's parameters cell names it always.
+        """
+        if not self.epochs:
+            return self
+        batches = self.epochs * max(1, n_tasks // self.prompts_per_step)
+        steps = batches * self.minibatches * self.num_iterations
+        steps = steps if self.steps == self.keys()["steps"].default else min(steps, self.steps)
+        return self.but(steps=steps, epochs=0)
+
+    def used(self) -> dict[str, Any]:
+        """The parameters that were set, defaults of the notebook included."""
+        return {name: getattr(self, name) for name in self.keys() if name in self.given}
+
+    def everything(self) -> dict[str, Any]:
+        """All parameters, set or not."""
+        return {name: getattr(self, name) for name in self.keys()}
+
+    @property
+    def servers(self) -> list[str]:
+        """The replicas of engine server."""
+        return listed(self.server_urls)
+
+    @property
+    def chat(self) -> tuple[str, dict[str, Any]]:
+        """The chat template, a file where there is one, and what it is called with."""
+        name = self.chat_template
+        with contextlib.suppress(RecipeError):
+            name = str(find_file(name)) if name else ""
+        return name, _template_arguments(self.template_arguments)
+
+    @property
+    def control_names(self) -> list[str]:
+        """Names of the control policies to train."""
+        return listed(self.controls)
+
+    @property
+    def flaws(self) -> dict[str, float]:
+        """The demonstrating expert's flaw rates."""
+        names = ("skip_lookup", "wrong_operation", "in_head", "give_up", "malformed")
+        return {name: getattr(self, f"flaw_{name}") for name in names}
+
+
+# ---- keys that do not go together: whether a recipe breaks a rule, and the sentence that says so
+Rules = list[tuple[Any, str]]
+
+
+def refuse(rules: Rules) -> None:
+    """Raise RecipeError with the sentence of the first rule that is broken, where one is."""
+    if broken := [sentence for is_broken, sentence in rules if is_broken]:
+        raise RecipeError(broken[0])
+
+
+def _clipping(recipe: Recipe) -> Rules:
+    high, is_cispo = recipe.clip_epsilon_high or recipe.clip_epsilon, recipe.loss_type == "cispo"
+    return [
+        (
+            is_cispo and high < 1,
+            "loss_type cispo caps the ratio itself at clip_epsilon_high, "
+            f"which is {high:g}; set it to 1 or more",
+        ),
+        (is_cispo and recipe.dual_clip, "loss_type cispo has no dual clip: leave dual_clip out"),
+        (
+            0 < recipe.dual_clip <= 1 + high,
+            f"dual_clip is {recipe.dual_clip:g}; it must lie above 1 + the clip range = {1 + high:g}",
+        ),
+    ]
+
+
+def _engine(recipe: Recipe) -> Rules:
+    odd = next((url for url in recipe.servers if not re.fullmatch(r"https?://[^/@\s?#]+(/v1)?/?", url)), "")
+    shown = re.sub(r"//.*@", "//...@", odd)[:80]  # without a password
+    return [
+        (
+            (recipe.engine == "server") != bool(recipe.servers),
+            "engine server and server_urls belong together, as in: server_urls: http://localhost:8000",
+        ),
+        (odd, f"server_urls holds {shown!r}; use http://HOST:PORT, with no path, user or password"),
+        (
+            recipe.load_in_4bit and recipe.engine != "unsloth",
+            f"load_in_4bit needs engine: unsloth, and engine is {recipe.engine!r}",
+        ),
+        (
+            recipe.deterministic and recipe.engine != "transformers",
+            f"deterministic needs engine: transformers, and engine is {recipe.engine!r}",
+        ),
+        (
+            recipe.deterministic and recipe.topology == "split",
+            "deterministic needs rollouts in the processes that train, and topology is split: set "
+            "deterministic: false, or leave topology out",
+        ),
+        (
+            recipe.processes > 1 and recipe.engine == "unsloth",
+            f"processes: {recipe.processes} is not for engine 'unsloth', which trains in one process on one "
+            "card here: leave processes out, or use engine: vllm, which samples as fast",
+        ),
+        (
+            not re.fullmatch(r"auto|[1-9]\d{0,3}", recipe.gpus),
+            f"gpus is {recipe.gpus[:40]!r}; use auto, or how many, such as 2",
+        ),
+    ]
+
+
+def _larger_than_a_card(recipe: Recipe) -> Rules:
+    return [
+        (
+            recipe.tensor_parallel > 1 and recipe.topology != "split",
+            f"tensor_parallel: {recipe.tensor_parallel} is for the servers of topology: split; servers of "
+            "your own take it from agentkit serve --tensor-parallel, and an engine in a process that trains "
+            "has that process' card only",
+        ),
+        (
+            recipe.shard and recipe.engine not in ("vllm", "server"),
+            f"shard does not go with engine: {recipe.engine}, which samples with the weights that are "
+            "trained: sharded ones are there only while all processes compute together. Use engine: vllm, "
+            "or server",
+        ),
+        (
+            recipe.gaia and (recipe.shard or recipe.tensor_parallel > 1),
+            "gaia measures in one process, on one card: leave it out where the model is larger than a card",
+        ),
+        (
+            recipe.shard and recipe.weight_sync == "merged",
+            "shard hands the adapter alone to engines: leave weight_sync: merged out",
+        ),
+        (
+            recipe.shard and recipe.hindsight_weight,
+            "shard does not go with hindsight_weight, whose batches are not as many in every process: leave "
+            "one out",
+        ),
+    ]
+
+
+def _reward(recipe: Recipe) -> Rules:
+    weights, keys = ("reward_correctness", "reward_format", "reward_efficiency"), Recipe.keys()
+    changed = next((name for name in weights if getattr(recipe, name) != keys[name].default), "")
+    return [
+        (
+            changed and recipe.reward != "plan",
+            f"{changed} is a weight of reward plan, not of reward {recipe.reward}: leave it out",
+        ),
+        (
+            recipe.advantage == "gdpo" and recipe.reward_combine == "product",
+            "advantage: gdpo normalises each component by itself and adds them up, so that reward_combine: "
+            "product would do nothing: use sum, or advantage: group",
+        ),
+        (
+            recipe.reward_noise and (recipe.advantage == "gdpo" or recipe.reward_combine == "product"),
+            "reward_noise is added to the reward: use reward_combine: sum, and an advantage other than gdpo",
+        ),
+        (
+            recipe.transcripts and not recipe.sft,
+            "transcripts is what the cold start imitates, and sft is false: set sft: true, or leave "
+            "transcripts out",
+        ),
+    ]
+
+
+def batch_rules(recipe: Recipe) -> Rules:
+    """How a batch of rollouts is divided into processes and passes."""
+    rollouts = recipe.prompts_per_step * recipe.group_size
+    size = 1 if recipe.micro_batch_tokens else recipe.micro_batch
+    share = rollouts // recipe.processes
+    return [
+        (
+            0 < recipe.micro_batch_tokens < recipe.max_tokens,
+            f"micro_batch_tokens {recipe.micro_batch_tokens} is less than max_tokens {recipe.max_tokens}, "
+            "which one trajectory may have: raise it, or lower max_tokens",
+        ),
+        (
+            rollouts % size,
+            f"micro_batch {recipe.micro_batch} must divide prompts_per_step * group_size = {rollouts}; "
+            "micro_batch_tokens in its place takes any number",
+        ),
+        (
+            recipe.prompts_per_step % recipe.processes or share % size,
+            f"processes {recipe.processes} must divide prompts_per_step {recipe.prompts_per_step}, so that "
+            f"no group is split, and micro_batch {recipe.micro_batch} the {share} trajectories of each",
+        ),
+        (
+            share // size % recipe.minibatches,
+            f"minibatches {recipe.minibatches} must divide the {share // size} forward and backward passes "
+            "of a batch (prompts_per_step * group_size / processes / micro_batch): lower it, or micro_batch",
+        ),
+    ]
+
+
+def _thinking(recipe: Recipe) -> Rules:
+    return [
+        (
+            recipe.thinking == "dropped",
+            "thinking: dropped would take a turn's thoughts out of what the next turns read, so that no one "
+            "sequence of tokens is what was sampled, and log-probabilities, mask and KL would be those of a "
+            "text that the agent never read. Use thinking: cut with max_thought_tokens, which bounds each "
+            "thought and stays exact, or template_arguments: enable_thinking=false, which many templates "
+            "know",
+        ),
+        (
+            recipe.thinking == "cut" and recipe.max_thought_tokens >= recipe.max_turn_tokens,
+            f"thinking: cut at max_thought_tokens {recipe.max_thought_tokens} does nothing where "
+            f"max_turn_tokens {recipe.max_turn_tokens} ends the turn first: lower the one or raise the other",
+        ),
+    ]
+
+
+def listed(text: str) -> list[str]:
+    """The words of a text with commas between them."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _template_arguments(text: str) -> dict[str, Any]:
+    """Names and values of a text such as "enable_thinking=false, reasoning_effort=low"."""
+    arguments = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, _, value = map(str.strip, part.partition("="))
+        word = re.fullmatch(r"[\w.+-]+", value)
+        known = yaml.safe_load(value) if word else None
+        if not name.isidentifier() or not isinstance(known, str | int | float):
+            raise RecipeError(
+                f"template_arguments holds {part[:60]!r}, which is no NAME=VALUE with a word, a number, true "
+                "or false: write enable_thinking=false, reasoning_effort=low"
+            )
+        arguments[name] = known
+    return arguments
+
+
+_IPYTHON = frozenset({"In", "Out", "exit", "quit", "get_ipython", "open"})
+# the first cell of a notebook, and none that opens a run; papermill's own, which may assign run, is the next
+_PARAMETERS = re.compile(
+    r"(?!# Parameters\n)(?s:.*\n)?run\s*(?::[^=\n]*)?=(?!=)(?!\s*[\w.]*\b(?:Run|load_run)\b)"
+)
+
+
+def _assigned_since_parameters(cells: list[str]) -> set[str]:
+    """Names that IPython's cells assign, from the newest parameters cell on; none where there is none."""
+    begins = [number for number, cell in enumerate(cells) if _PARAMETERS.match(cell)]
+    others = Recipe.keys().keys() - {"run"}  # a cell without any of them only names another run
+    begins = [number for number in begins if _names(cells[number]) & others] or begins
+    return set().union(*map(_names, cells[begins[-1] : -1])) if begins else set()
+
+
+def _names(cell: str) -> set[str]:
+    with contextlib.suppress(SyntaxError):
+        return {n.id for n in ast.walk(ast.parse(cell)) if isinstance(n, ast.Name)}
+    return set()
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first fault of a recipe, in words that name key, value and the way out."""
+    fault = error.errors()[0]
+    name, *inside = map(str, fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        (close,) = difflib.get_close_matches(name, Recipe.keys(), n=1, cutoff=0.0)
+        return f"unknown recipe key {name[:100]!r}: did you mean {close!r}?"
+    shown = f"{'.'.join([name, *inside])} is {reprlib.repr(fault['input'])[:100]}"
+    if isinstance(fault["input"], list):
+        return f"{shown}, a list where one value goes: that is a grid, for agentkit sweep"
+    says = fault["msg"].replace("Input should", "it should").replace("valid integer", "whole number")
+    return f"{shown}; {says} ({Recipe.keys()[name].description})"
+
+
+# ---- files: recipes, what they name, and where these lie
+def project_root(start: str | Path | None = None) -> Path:
+    """The nearest folder at or above ``start``, the working directory by default, that holds notebooks/ and
+    params/, else ``start`` itself.
+    """
+    start = Path(start or Path.cwd()).resolve()
+    for folder in (start, *start.parents):
+        if (folder / "notebooks").is_dir() and (folder / "params").is_dir():
+            return folder
+    return start
+
+
+def located(path: str | Path) -> Path:
+    """A path as people write it: ~ is their home, and outputs/ and params/ are the project's if not here."""
+    path = Path(os.path.expanduser(path))
+    if path.parts[:1] in (("outputs",), ("params",)) and not os.path.exists(path):
+        return project_root() / path
+    return path
+
+
+def find_file(name: str) -> Path:
+    """A file that a recipe names: here, in the project's folder, or in its params/. Raises RecipeError."""
+    root, name = project_root(), os.path.expanduser(name)
+    for path in (Path(name), root / name, root / "params" / name):
+        if path.is_file():
+            return path.resolve()
+    raise RecipeError(f"there is no file {name!r}, neither here nor in {root} nor in {root / 'params'}")
+
+
+def read_recipe(path: str | Path) -> dict[str, Any]:
+    """The keys that a recipe and those it begins from (``base``) set, checked. Raises RecipeError."""
+    return _read_chain(located(path).resolve(), ())
+
+
+def _read_chain(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    if path in above:
+        raise RecipeError(f"{path}: base leads in a circle: {' -> '.join(p.name for p in (*above, path))}")
+    values = read_yaml(path)
+    base = values.pop("base", "")
+    if not isinstance(base, str):
+        raise RecipeError(f"{path}: base is {base!r:.100}; name one other recipe, such as base: nano.yaml")
+    values = beside(path, values)
+    if base:
+        values = _read_chain((path.parent / base).resolve(), (*above, path)) | values
+    try:
+        Recipe.from_mapping(values)
+    except RecipeError as error:
+        raise RecipeError(f"{path}: {error}") from None
+    return values
+
+
+def beside(recipe: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a recipe or sweep, files among them as seen from the project's folder if they lie there."""
+    words = ("nano", "hub")  # of an agent and a data set, however folders here are called
+    return {
+        key: _beside(recipe.parent, x, key in ("model", "gaia") and x not in words) if key in FILES else x
+        for key, x in values.items()
+    }
+
+
+def _beside(place: Path, name: Any, folders: bool) -> Any:
+    """A file or folder in a place or, where it is not, from here; of ``folders`` from here only if asked."""
+    path = os.path.expanduser(str(name))
+    file = (place / path).resolve()
+    if not file.exists() and (os.path.isfile(path) or (folders and os.path.isdir(path))):
+        file = Path(path).resolve()
+    if not name or not file.exists():
+        source, mark, rows = str(name).partition(":")  # tasks: rows of a public data set
+        found = _beside(place, rows, True) if mark and rows and f"_{source}".isidentifier() else rows
+        return name if found == rows else f"{source}:{found}"
+    root = project_root()
+    return str(file.relative_to(root) if file.is_relative_to(root) else file)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's plain values: off, on, yes and no are words, and so are 010, 1:30 and all keys."""
+
+    yaml_implicit_resolvers: dict[str, list[Any]] = {}
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
+        """A mapping, no key of which is given twice: of two, one would silently count."""
+        seen: set[str] = set()
+        for key, _ in node.value:
+            name = str(key.value)
+            if name in seen:
+                raise RecipeError(
+                    f"line {key.start_mark.line + 1} sets {name[:100]!r} again; keep one of the two"
+                )
+            seen.add(name)
+            if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
+                key.tag = "tag:yaml.org,2002:str"
+        return super().construct_mapping(node, deep)
+
+
+for _tag, _form, _first in (
+    ("bool", "true|True|false|False", "tTfF"),
+    ("int", r"[-+]?(0|[1-9][0-9]*)", "-+0123456789"),
+    ("float", r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("null", "~|null|", ["~", "n", ""]),
+    ("merge", "<<", "<"),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^({_form})$"), list(_first))
+
+
+def parse_yaml(text: str) -> Any:
+    """A YAML value. Raises RecipeError."""
+    try:
+        return yaml.load(text, _Loader)
+    except RecipeError:
+        raise
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise RecipeError(f"it is not valid YAML: {' '.join(str(error).split())[:200]}") from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, its keys the words written. Raises RecipeError, which names the file."""
+    try:
+        values = parse_yaml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RecipeError(
+            f"{path} does not exist: recipes and prices lie in params/, sweeps in params/sweeps/"
+        ) from None
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
+    except (RecipeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: {error}") from None
+    if not isinstance(values, dict):
+        raise RecipeError(f"{path} is no mapping of keys to values, such as 'seed: 3'")
+    return values
