@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from corpus import TABLES, build
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -43,7 +44,7 @@ from agentkit.records import SuiteError, Task, Trajectory
 from agentkit.rollouts import Limits, rollout
 from agentkit.tasks import DEFAULT_FAMILIES, PlanError, shipped_families, solve
 from agentkit.tasks.suite import family_names
-from agentkit.tools.corpus import TABLES, Corpus, build, facts, passage
+from agentkit.tools.corpus import Corpus, facts, passage
 
 _NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
 _FRAGMENTS, _SMALL = _NAMES["fragments"].split(), _NAMES["small"].split()

@@ -46,7 +46,7 @@ from agentkit.tasks.pass_rates import learnable, pass_rates, with_pass_rates
 from agentkit.tasks.public import gaia, hub, public_families
 from agentkit.tasks.splits import a_fifth, assign_splits
 from agentkit.tasks.suite import family_names
-from agentkit.tools.cache import ToolCache, default_path, own_file
+from agentkit.tools.cache import ToolCache, default_path
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.runtime import example, tool_schemas, tools_of
 from agentkit.trajectories import by_task, verifier_kind
@@ -370,7 +370,7 @@ class Lab:
             "tool_format": None if recipe.tool_format == "auto" else recipe.tool_format,
             "tool_cache": None
             if recipe.tool_cache == "off"
-            else ToolCache(own_file(Path(os.path.expanduser(recipe.tool_cache or default_path())))),
+            else ToolCache(os.path.expanduser(recipe.tool_cache or default_path())),
         } | changes
 
     def rollout(self, tasks: Sequence[Task], policy: Policy, **changes: Any) -> list[Trajectory]:

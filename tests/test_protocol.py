@@ -8,13 +8,13 @@ import asyncio
 import random
 
 import pytest
+from conformance import EnvironmentConformance
 from says import Says
 
 from agentkit import StopReason, Task, ToolCall, rollout
 from agentkit.records import DataError
 from agentkit.rollouts import Limits
 from agentkit.rollouts.call_formats import format_call
-from agentkit.tools.conformance import EnvironmentConformance
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.environments import CodeEnvironment, CorpusEnvironment, WorkbenchEnvironment
 from agentkit.tools.runtime import tool

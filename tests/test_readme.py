@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 
 import pytest
+from conformance import EnvironmentConformance
 
 from agentkit import Lab, ToolCall, cli
-from agentkit.tools.conformance import EnvironmentConformance
 from agentkit.tools.runtime import tools_of
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -22,7 +22,6 @@ from agentkit.rollouts.call_formats import format_call
 from agentkit.rollouts.chat import ChatCodec
 from agentkit.rollouts.tokens import group_faults
 from agentkit.tools.cache import ToolCache
-from agentkit.tools.corpus import corpus_path
 from agentkit.tools.environments import CorpusEnvironment
 from agentkit.tools.runtime import tool
 from agentkit.training.metrics import tool_metrics
@@ -323,7 +322,6 @@ def test_eight_rollouts_that_ask_the_same_cost_one_call(tokenizer):
 
 def test_a_recipe_says_where_the_cache_lies(tokenizer, suite, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    monkeypatch.setenv("AGENTKIT_CORPUS", str(corpus_path()))
     policy = ScriptedPolicy(tokenizer, Flaws())
     tasks = list(suite)[:3]
     for recipe, file in (

@@ -7,6 +7,7 @@ import json
 import threading
 
 import pytest
+from conformance import ROW, EnvironmentConformance
 from hypothesis import given
 from hypothesis import strategies as st
 from says import Says
@@ -14,7 +15,6 @@ from says import Says
 from agentkit import Task, ToolCall, rollout
 from agentkit.rollouts import Limits
 from agentkit.rollouts.call_formats import format_call
-from agentkit.tools.conformance import ROW, EnvironmentConformance
 from agentkit.tools.environments import CalculatorEnvironment, PassagesEnvironment
 from agentkit.tools.runtime import run_call, tools_of
 from agentkit.tools.search import MAX_PASSAGES

@@ -448,7 +448,9 @@ def test_wide_questions_are_solved_and_their_golds_checked(corpus, family, draft
 def test_literal_golds_of_wide_questions(corpus):
     """Premises and percentages, worked out again from the tables."""
     rng, checked = random.Random(3), collections.Counter()
-    population = dict(corpus.rows("SELECT name, population FROM country"))
+    population = {
+        e: value for kind, (e, *_), value in facts(corpus.connection) if kind == "country.population"
+    }
     for _ in range(3000):
         task = wide.lookup_draft(corpus, rng)
         if task is None or not all(
@@ -620,7 +622,9 @@ def test_a_family_and_a_tool_of_ones_own(corpus):
             return text[::-1] if self.asked == 1 else "asked before"
 
     def draft(corpus, rng):
-        name, capital = rng.choice(corpus.rows("SELECT name, capital FROM country ORDER BY name"))
+        name, capital = rng.choice(
+            [(e, v) for kind, (e, *_), v in facts(corpus.connection) if kind == "country.capital"]
+        )
         return Task(
             id="",
             prompt=f"Write the capital of {name} backwards.",

@@ -7,6 +7,7 @@ import warnings
 from dataclasses import replace
 
 import pytest
+from conformance import EnvironmentConformance
 from says import Says
 from test_hub import agentrl, write
 from transformers import AutoTokenizer
@@ -24,7 +25,6 @@ from agentkit.runs import Run, load_run, project_root
 from agentkit.runs.cost import counts
 from agentkit.tasks.families import tcr
 from agentkit.tasks.public import hub
-from agentkit.tools.conformance import EnvironmentConformance
 from agentkit.tools.environments import InterpreterEnvironment
 from agentkit.tools.python import with_last_shown
 from agentkit.tools.runtime import tools_of

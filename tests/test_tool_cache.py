@@ -5,7 +5,7 @@ is told.
 from __future__ import annotations
 
 import asyncio
-import functools
+import linecache
 import os
 import sqlite3
 import stat
@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 import warnings
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -23,7 +22,7 @@ from hypothesis import strategies as st
 from agentkit import ToolCall
 from agentkit.records import DataError, DiskError
 from agentkit.runs import project_root
-from agentkit.tools.cache import ToolCache, canonical, default_path, key_of, own_file
+from agentkit.tools.cache import ToolCache, canonical, default_path, key_of
 from agentkit.tools.environments import CorpusEnvironment, SearchEnvironment
 from agentkit.tools.runtime import run_call, tool
 
@@ -146,62 +145,28 @@ def test_only_the_same_call_of_the_same_tool_is_a_hit():
     ]
 
 
+def cell(body: str, number: int) -> type:
+    """An environment as a notebook's cell defines it: its source is known by the cell's name."""
+    source = f"class E:\n @tool(pure=True)\n def look(self, query: str) -> str:\n  {body}\n"
+    name, space = f"<cell {number}>", {"tool": tool, "__name__": "__main__"}
+    linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
+    exec(compile(source, name, "exec"), space)
+    return space["E"]
+
+
 def test_a_tool_rewritten_in_a_cell_is_another_tool():
     cache, answers = ToolCache(), []
-    for body in ("return query", "return query + '!'", "return query"):
-        space = {"tool": tool, "__name__": "__main__"}
-        exec(f"class E:\n @tool(pure=True)\n def look(self, query: str) -> str:\n  {body}", space)
-        (found,) = ask(space["E"](), cache=cache, query="x")
+    for number, body in enumerate(("return query", "return query + '!'", "return query")):
+        (found,) = ask(cell(body, number)(), cache=cache, query="x")
         answers.append((found.observation, found.cached))
     assert answers == [("x", False), ("x!", False), ("x", True)]
 
 
-def kept(function):
-    @functools.wraps(function)
-    def asked(self, query: str) -> str:
-        return function(self, query)
-
-    return asked
-
-
-def made(held):
-    """A tool that closes over something."""
-
-    @tool(pure=True)
-    def look(self, query: str) -> str:
-        return f"{query} {held() if callable(held) else held}"
-
-    return look
-
-
-def wrapped(number):
-    space = {"tool": tool, "kept": kept, "__name__": "__main__"}
-    exec(f"@tool(pure=True)\n@kept\ndef look(self, query): return '{number}'", space)
-    return space["look"]
-
-
-@pytest.mark.parametrize(
-    "tools",
-    [
-        [wrapped(1), wrapped(2)],
-        [made("a"), made("b")],
-        [made({"k": [1, None]}), made({"k": [1, 0]})],
-        [made(lambda: 1), made(lambda: 2)],
-        [kept(made(1)), kept(made(2))],
-    ],
-)
-def test_what_a_tool_wraps_or_closes_over_makes_it_another_tool(tools):
-    cache, seen = ToolCache(), []
-    for look in (*tools, tools[0]):
-        look.__qualname__ = "look"
-        (found,) = ask(type("E", (), {"look": look})(), cache=cache, query="x")
-        seen.append((found.observation, found.cached))
-    assert seen[0][0] != seen[1][0] and seen == [(seen[0][0], False), (seen[1][0], False), (seen[0][0], True)]
-
-
-def test_a_tool_that_closes_over_what_nobody_can_tell_is_not_cached_and_says_so_once():
-    environment, cache = type("E", (), {"look": made(Counted())})(), ToolCache()
-    with pytest.warns(UserWarning, match="look are not cached: it wraps or closes over a Counted") as said:
+def test_a_tool_without_a_source_is_not_cached_and_says_so_once():
+    space = {"tool": tool, "__name__": "__main__"}
+    exec("class E:\n @tool(pure=True)\n def look(self, query: str) -> str: return query", space)
+    environment, cache = space["E"](), ToolCache()
+    with pytest.warns(UserWarning, match="look are not cached: its source cannot be read") as said:
         found = ask(environment, cache=cache, times=3, at_once=False, query="x")
     assert not any(each.cached for each in found) and all(each.ok for each in found) and len(said) == 1
 
@@ -419,13 +384,6 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=5,
 )
-
-
-def test_machines_do_not_share_a_cache_of_tools(monkeypatch):
-    cache = Path("cache") / "tools.sqlite"
-    assert own_file(cache) == cache
-    monkeypatch.setenv("GROUP_RANK", "1")
-    assert own_file(cache) == Path("cache") / "tools-1.sqlite"
 
 
 def shape(value):

@@ -31,12 +31,6 @@ def default_path() -> Path:
     return user_cache("tools.sqlite")
 
 
-def own_file(path: Path) -> Path:
-    """A file for each machine that trains, named by torchrun: SQLite's cannot be shared over a network."""
-    node = os.environ.get("GROUP_RANK", "0")
-    return path if node == "0" else path.with_stem(f"{path.stem}-{node}")
-
-
 def canonical(arguments: dict[str, Any]) -> str:
     """Arguments as sorted ASCII JSON, equal where they are. Raises ValueError for what JSON cannot say."""
     return json.dumps(arguments, sort_keys=True, allow_nan=False)

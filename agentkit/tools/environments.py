@@ -9,7 +9,7 @@ from typing import Any
 
 from agentkit.sandbox import AT_ONCE
 from agentkit.tools.calculator import calculate
-from agentkit.tools.corpus import Corpus, corpus_path
+from agentkit.tools.corpus import Corpus
 from agentkit.tools.files import Workspace
 from agentkit.tools.python import run_program, with_last_shown
 from agentkit.tools.runtime import tool
@@ -56,14 +56,14 @@ class CalculatorEnvironment(_Calculates):
     system_prompt = 'Solve the problem, compute with calculator, and end with a line "Answer: ...".'
 
 
-_shared = cache(Corpus.open)  # by a process's environments: each connection holds an open file
+_shipped = cache(Corpus.open)  # shared by a process's environments: each connection holds an open file
 
 
 class SearchEnvironment(Stateless):
     """Search over the embedded corpus, or another backend."""
 
     def __init__(self, corpus: Corpus | None = None, top_k: int = 3, *, backend: Backend | None = None):
-        self._corpus = _shared(corpus_path()) if corpus is None else corpus
+        self._corpus = _shipped() if corpus is None else corpus
         self._backend = self._corpus if backend is None else backend
         self._top_k = top_k
 

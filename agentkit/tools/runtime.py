@@ -11,7 +11,6 @@ import contextlib
 import copy
 import ctypes
 import functools
-import hashlib
 import inspect
 import json
 import os
@@ -21,7 +20,6 @@ import warnings
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
 from agentkit.records import DataError, Task, ToolCall, ToolResult
@@ -289,8 +287,8 @@ def _cacheable(
         warnings.warn(f"answers of {_name(method)} are not cached: {_message(error)}", stacklevel=2)
         return arguments, None
     key = None
-    if version is not None and (code := _code(getattr(method, "__func__", method))):
-        key = key_of(_name(method), f"{version} {code}", text)
+    if version is not None and (source := _source(getattr(method, "__func__", method))):
+        key = key_of(_name(method), f"{version} {source}", text)
     return json.loads(text), key
 
 
@@ -299,40 +297,13 @@ def _name(method: Callable) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _code(function: Callable) -> str | None:
-    """A tool's own code, alike in every process: a tool rewritten in a notebook cell is another tool.
-
-    With what it wraps, and what it closes over at its first call; None and a warning where that is not plain.
+def _source(function: Callable) -> str | None:
+    """A tool's own source, so that a tool rewritten in a notebook cell is another tool; None and a warning
+    where there is none. What it calls and closes over is not in it: the version stands for that.
     """
     try:
-        code = repr(_told(function, set()))
-    except (ValueError, RecursionError) as error:
-        warnings.warn(f"answers of {_name(function)} are not cached: {error}", stacklevel=2)
+        return inspect.getsource(function)
+    except (OSError, TypeError):
+        why = "its source cannot be read; define it in a file or a notebook cell"
+        warnings.warn(f"answers of {_name(function)} are not cached: {why}", stacklevel=2)
         return None
-    return hashlib.sha256(code.encode("utf-8", "backslashreplace")).hexdigest()
-
-
-def _told(value: Any, seen: set[int]) -> Any:
-    """What tells a function, or a value that one closes over, from any other. Raises ValueError."""
-    if isinstance(value, FunctionType):
-        if id(value) in seen:
-            return value.__qualname__
-        seen.add(id(value))
-        held = [cell.cell_contents for cell in value.__closure__ or ()]
-        held.append(getattr(value, "__wrapped__", None))
-        code = [_constant(value.__code__), value.__defaults__, value.__kwdefaults__]
-        return code + [_told(each, seen) for each in held]
-    if isinstance(value, type | ModuleType):  # by its name, like what is global: super() closes over a class
-        return f"{value.__module__}.{value.__qualname__}" if isinstance(value, type) else value.__name__
-    if type(value) in (tuple, list, dict):
-        items = value.items() if isinstance(value, dict) else value
-        return [type(value).__name__, *(_told(item, seen) for item in items)]
-    if value is not None and type(value) not in (str, bytes, int, float, bool):
-        raise ValueError(f"it wraps or closes over a {type(value).__name__}; make that a version, or global")
-    return repr(value)
-
-
-def _constant(constant: Any) -> Any:
-    if isinstance(constant, CodeType):
-        return [constant.co_code, constant.co_names, *map(_constant, constant.co_consts)]
-    return sorted(map(repr, constant)) if isinstance(constant, frozenset) else repr(constant)

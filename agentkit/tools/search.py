@@ -13,7 +13,7 @@ from contextlib import closing
 from functools import partial
 from typing import Any, Protocol
 
-from agentkit.tools.corpus import PASSAGES, ranked
+from agentkit.tools.corpus import TOKENIZE, ranked
 from agentkit.tools.web import BusyError, post_json
 
 MAX_QUERY = 500  # characters
@@ -68,7 +68,7 @@ class Passages:
     def search(self, query: str, top_k: int) -> list[str]:
         """At most ``top_k`` passages for a query, best first."""
         with closing(sqlite3.connect(":memory:")) as connection:  # one a search: calls come from any thread
-            connection.execute(PASSAGES)
+            connection.execute(f"CREATE VIRTUAL TABLE passage USING fts5(text, {TOKENIZE})")
             connection.executemany("INSERT INTO passage (text) VALUES (?)", [(text,) for text in self.texts])
             return ranked(connection, query, top_k)
 

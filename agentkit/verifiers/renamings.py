@@ -180,14 +180,15 @@ def _of_letters(answer: str, gold: str, question: str, equal: Equal) -> bool:
         return True
     if not _ASKED_ELEMENT.search(question) or (two and sign not in _IN_PAIRS):
         return False
-    return _stored("SELECT symbol FROM element WHERE name = ? COLLATE NOCASE", gold) == sign
+    return _stored("element.symbol", gold) == sign
 
 
-def _stored(query: str, name: str) -> str:
+def _stored(kind: str, name: str) -> str:
     """What the corpus says of a name; "" where it knows none."""
     from agentkit.tools.corpus import Corpus
 
-    rows = Corpus.open().rows(query, name.strip().encode("utf-8", "replace").decode())
+    query = "SELECT value FROM fact JOIN kind ON kind.id = kind WHERE name = ? AND entity = ? COLLATE NOCASE"
+    rows = Corpus.open().rows(query, kind, name.strip().encode("utf-8", "replace").decode())
     return str(rows[0][0]) if rows else ""
 
 
@@ -256,8 +257,7 @@ def _lies_in(answer: str, gold: str, question: str, equal: Equal) -> bool:
         return False
     if re.search(r"\b(?:in|of) (?:the )?[A-Z]", question.replace(country.strip(" ."), "")):
         return False
-    query = "SELECT country FROM city WHERE name = ? COLLATE NOCASE ORDER BY population DESC LIMIT 1"
-    lies_in = _stored(query, gold)
+    lies_in = _stored("city.country", gold)
     return bool(lies_in) and equal(country, lies_in)
 
 

