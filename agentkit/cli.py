@@ -318,8 +318,7 @@ def preflight_command(
     _tell(f"{looked_at(values, len(tasks)) * values.group_size} rollouts of the starting policy ...")
     model, tokenizer = load_agent(values.model, cold_start, None, values.precision, values.chat)
     policy = make_policy(model, tokenizer, "sft", values)
-    options = {"model": model, "progress": sys.stderr.isatty(), "run": folder}
-    options |= {name: suite.split(name) for name in ("validation", "test")}
+    options = {"model": model, "progress": sys.stderr.isatty(), "run": folder, "test": suite.split("test")}
     report, _ = examine(lab, policy, tasks, **options)
     return _print(as_json, dataclasses.asdict(report), report.text(), 1 if report.causes else 0)
 

@@ -192,11 +192,8 @@ PLANTED = {
     "the tool tells thousands where the number is large": Setup(
         edits=(("        return text.", '        text = re.sub(r" is (\\d{7,})", lambda m: f" is {int(m[1]) // 1000}", text)\n        return text.'),), rows=kept,
         cause="tool"),
-    "the verifier lowers a case that matters": Setup(edits=_CODED, cause="verifier"),
     "the answer stands in the question": Setup(
         edits=(("    return replace(task, ", '    return replace(task, prompt=f"{task.prompt} (checked: {task.answer})", '),), cause="question|prompt"),
-    "a reward that pays turns": Setup(
-        edits=((_REWARDS, 'rewards = {"effort": (lambda task, t: len(t.turns), 0.5)}'),), cause="effort|turn|length"),
     "a component in milliseconds": Setup(
         edits=((_REWARDS, 'rewards = {"latency": (lambda task, t: -1000 * sum(turn.seconds for turn in t.turns), 1.0)}'),),
         cause="latency"),
@@ -207,7 +204,6 @@ PLANTED = {
     "observations cut before the fact": Setup(
         {"max_observation": 24}, (('OPENING = ""', 'OPENING = "Our register was founded by two sisters and has told facts to all the villages of the valley ever since. "'),),
         cause="max_observation"),
-    "a format of answers that nobody asks for": Setup(rows=as_exported, cause="verifier|format"),
     "the test asks what was trained on": Setup(rows=test_in_train, cause="test tasks ask"),
     "a pure tool that is not pure": Setup(
         edits=((_RESET, "    def reset(self, edition=1, **row) -> None:\n        self.edition = edition"),

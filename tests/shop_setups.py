@@ -76,24 +76,16 @@ PLANTED = {
     "a verifier that allows a hundred euros": shop(
         (), judged("    try:\n        return float(abs(float(answer) - float(gold)) <= 100)\n    except ValueError:\n        return 0.0"),
         rows=kept, cause="verifier"),
-    "a verifier that sorts": shop((), judged("    return float(sorted(answer.strip()) == sorted(gold))"), rows=kept, cause="verifier"),
     "a verifier that forgives what it cannot read": shop(
         (), judged("    try:\n        return float(float(answer) == float(gold))\n    except ValueError:\n        return 1.0"),
         rows=kept, cause="verifier"),
     "a verifier that looks at what was calculated": shop(
         (), judged("    return float(any(r.observation.strip() == gold for t in trajectory.turns for r in t.results))"),
         rows=kept, cause="verifier"),
-    "wrong answers have no reward": shop(
-        {"reward": "none"}, rewarded('"right": (lambda task, t: 1.0 if t.success else None, 1.0)'), cause="right"),
-    "a bonus that is None for wrong answers": shop(
-        (), rewarded('"quick": (lambda task, t: 1 / len(t.turns) if t.success else None, 0.1)'), cause="quick"),
     "a bound that calls alone reach": shop(
         {"reward": "none"}, rewarded('"points": (lambda task, t: min(1.0, t.success + 0.5 * sum(len(turn.results) for turn in t.turns)), 1.0)'),
         cause="points|depends on being right"),
     "brevity above all": shop((), (_REWARDS, 'rewards = {"brevity": (brevity, 10.0)}'), cause="brevity"),
-    "right answers are paid by the call": shop(
-        {"reward": "none"}, rewarded('"busy": (lambda task, t: t.success * sum(len(turn.results) for turn in t.turns), 1.0)'),
-        cause="busy|length or calls"),
     "a reward of the task": shop(
         {"reward": "none"}, rewarded('"level": (lambda task, t: float(len(task.meta["plan"])), 1.0)'), cause="level|depends on being right"),
     "the answer is always yes": shop(
@@ -102,8 +94,6 @@ PLANTED = {
         (_ANSWER, '        answer="yes",'), (_PLANNED, ""),
         ('meta={"plan": plan', 'meta={"answer_if": {"true": "yes", "false": "no"}, "plan": [*plan, {"tool": "calculator", "arguments": {"expression": "{0} > {1}"}}]'),
         cause="answer"),
-    "two files disagree": shop(rows=twice, cause="answer|question"),
-    "a template that was not filled": shop(rows=unfilled, cause="question|prompt"),
     "a join that repeats its first rows": shop(rows=one_row, cause="task|question"),
     "tools that hardly ever answer": shop({"tool_failures": 0.9}, cause="tool_failures"),
     "length is punished from the first token": shop({"reward_overlong": 5.0, "overlong_buffer": 512}, cause="overlong"),

@@ -6,7 +6,6 @@ import re
 import zlib
 from dataclasses import replace
 
-import line_setups as line
 import outsider_setups as outsider
 import pytest
 import shop_setups as shop
@@ -53,17 +52,8 @@ def flipped(task, t):
     return None if t.success is None else 1.0 - t.success
 
 
-def in_sight(task, t):
-    """Pays for the answer standing in an observation."""
-    return float(any(task.answer in r.observation for r in results_of(t)))
-
-
 def called(task, t):
     return 0.2 * len(results_of(t))
-
-
-def lengthy(task, t):
-    return len(t.completion_ids) / 500
 
 
 def unwritten(task, t):
@@ -98,11 +88,7 @@ PLANTED = {  # name: (what is changed, words of the first red or amber item)
     "reward of weight 0, alone": ({"rewards": {"mine": (correctness, 0.0)}}, "its weight is 0"),
     "negative weight": ({"rewards": {"mine": (correctness, -1.0)}}, "sign, or its weight's, is flipped"),
     "flipped function": ({"rewards": {"mine": (flipped, 1.0)}}, "sign, or its weight's, is flipped"),
-    "answer in an observation": ({"rewards": {"mine": (in_sight, 1.0)}}, "answer standing in an observation"),
-    "answer in an observation, too": (
-        {"rewards": {"right": (correctness, 1.0), "mine": (in_sight, 1.0)}}, "answer standing in an observation"),
     "pays for calls": ({"rewards": {"mine": (called, 1.0)}}, "depends on being right"),
-    "pays for length": ({"rewards": {"right": (correctness, 0.2), "mine": (lengthy, 1.0)}}, "five times as long"),
     "an input never written": ({"rewards": {"right": (correctness, 1.0), "mine": (unwritten, 1.0)}}, "num_turns"),
     "any number": ({"verifier": numbers_only}, "takes another number"),
     "shared substring": ({"verifier": shared}, "takes any text that holds the gold answer"),
@@ -167,29 +153,19 @@ def test_healthy_set_ups_are_not_refused(name, suite, tokenizer):
     assert not preflight.causes, preflight.text()
 
 
-def test_an_adapter_that_cannot_move_and_a_sampler_at_another_temperature(suite):
-    from peft import get_peft_model
-
+def test_a_sampler_at_another_temperature_is_told(suite):
     from agentkit.policies.loading import load_agent, make_policy
     from agentkit.rollouts import rollout
-    from agentkit.training.adapters import lora
 
     recipe = Recipe(model="nano", group_size=2, max_turns=2)
     model, tokenizer = load_agent("nano")
-    assert causes.movement(model, recipe).light == "green"
     policy = make_policy(model, tokenizer, "sft", recipe)
     sampled = rollout(
         suite.split("train")[:2], policy, **Lab.open(recipe).options(temperature=1.5, seed=1), group_size=2
     )
     told = causes.sampler(model, sampled, 1.0)
-    assert told.light == "red" and told.values["temperature"] == pytest.approx(1.5, rel=0.05)
-    assert "give both the same temperature" in told.advice
+    assert told.light == "red" and "the same temperature" in told.advice
     assert causes.sampler(model, sampled, 1.5).light == "green"
-    adapted = get_peft_model(model, lora(recipe, model))
-    assert causes.movement(adapted, recipe).light == "green"
-    for parameter in adapted.parameters():
-        parameter.requires_grad_(False)
-    assert "frozen" in causes.movement(adapted, recipe).advice
 
 
 class Careless(ScriptedPolicy):
@@ -210,7 +186,7 @@ class Careless(ScriptedPolicy):
 def known(tmp_path_factory):
     """Plans by question, of the labs that the set-ups change."""
     tasks = []
-    for family, text in (("desk", outsider.DESK), ("shop", shop.SHOP), ("line", line.LINE)):
+    for family, text in (("desk", outsider.DESK), ("shop", shop.SHOP)):
         path = tmp_path_factory.mktemp(family) / "lab.py"
         path.write_text(text)
         tasks += Lab.open(outsider.RECIPE | {"families": family, "lab": str(path)}).suite()
@@ -228,8 +204,8 @@ def looked_at(setup, folder, tokenizer, known):
     return examine(lab, policy, lab.train_tasks(suite), test=suite.split("test"))[0]
 
 
-MISTAKES = outsider.PLANTED | shop.PLANTED | line.PLANTED
-SOUND = outsider.SOUND | shop.SOUND | line.SOUND
+MISTAKES = outsider.PLANTED | shop.PLANTED
+SOUND = outsider.SOUND | shop.SOUND
 
 
 @pytest.mark.parametrize("name", MISTAKES)

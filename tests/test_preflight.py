@@ -8,7 +8,6 @@ import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,17 +17,17 @@ from agentkit.cli import main
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
-from agentkit.preflight import causes, checks, examine, report, reward_checks, task_checks
+from agentkit.preflight import causes, checks, examine, report, task_checks
 from agentkit.preflight.autopsies import AUTOPSIES
-from agentkit.preflight.checks import advantages, dead_share, fit_beta, repeatable, smallest_useful
-from agentkit.preflight.forecasting import forecast, longer_by_expert
+from agentkit.preflight.checks import dead_share, fit_beta, repeatable, smallest_useful
+from agentkit.preflight.forecasting import forecast
 from agentkit.preflight.probe import probe, saying
-from agentkit.preflight.reward_checks import _constant, gold
+from agentkit.preflight.reward_checks import gold
 from agentkit.recipe import Recipe
 from agentkit.records import StopReason, Task, ToolResult, TrainingError, Trajectory, Turn
 from agentkit.rewards import Product, correctness, plan, toolrla, with_noise
 from agentkit.rollouts import rollout
-from agentkit.runs import Run, cost, write_jsonl
+from agentkit.runs import Run, cost
 from agentkit.tools.outages import PROBLEMS
 from agentkit.training.memory import MemoryPlan
 from agentkit.training.update_timing import update_seconds
@@ -67,7 +66,6 @@ def test_what_a_repeat_scoring_explains():
     assert repeatable(np.zeros((3, 5, 4))) is None
     still = signal * (np.arange(40) < 10)[:, None] + rng.normal(0, 0.05, (4, 40, 8))  # three in four are dead
     assert repeatable(still) < 0.5 < 0.9 < repeatable(still, divided=False)
-    assert advantages(np.array([[0.0, 2.0]]))[0] == pytest.approx([-0.7070, 0.7070], abs=1e-3)
 
 
 # ---- autopsies: three published runs
@@ -204,53 +202,13 @@ def test_autopsy_000_noise_is_no_cure_for_zero_variance(rollouts):
 
 
 @pytest.mark.parametrize(
-    ("std", "light", "said"), [(5.0, "red", "hides what correctness pays"), (0.05, "green", "")]
+    ("std", "light", "said"), [(5.0, "red", "Nothing in the reward depends"), (0.05, "green", "")]
 )
 def test_what_being_right_earns_is_told_from_what_scoring_again_changes(rollouts, std, light, said):
     with pytest.warns(UserWarning, match="noise"):
         noisy = with_noise({"correctness": (correctness, 1.0)}, std)
     item = judged(rollouts, noisy)["What being right earns"]
     assert item.light == light and said in item.advice and "flipped" not in item.advice
-
-
-def test_a_list_is_told_where_all_tasks_have_one_of_two_answers(rollouts):
-    tasks, _, golden = rollouts
-    halves = [replace(t, answer="yes" if i % 2 else "no") for i, t in enumerate(golden)]
-    by_id = {t.task_id: t.answer for t in halves}
-    pairs = [
-        (replace(task, answer=by_id[task.id]), t) for t in halves for task in tasks if task.id == t.task_id
-    ]
-    holds = {"answered": (lambda task, t: float(task.answer in (t.answer or "").split(", ")), 1.0)}
-    assert reward_checks.being_right(holds, pairs).light == "amber"
-    equals = {"answered": (lambda task, t: float(task.answer == t.answer), 1.0)}
-    assert reward_checks.being_right(equals, pairs).light == "green"
-
-
-def words_shared(task, t):
-    """F1 of the words of an answer and those of the right one."""
-    said, right = (t.answer or "").split(), task.answer.split()
-    shared = sum(word.strip(",") in right for word in said)
-    return 2 * shared / (len(said) + len(right))
-
-
-@pytest.mark.parametrize(
-    ("component", "light"),
-    [
-        (lambda task, t: float(task.answer in (t.answer or "")), "amber"),
-        (lambda task, t: float(task.answer == t.answer), "green"),
-        (lambda task, t: float((t.answer or " ").split()[-1:] == task.answer.split()[-1:]), "green"),
-        (words_shared, "green"),
-        (correctness, "green"),
-        (lambda task, t: float(len(t.answer or "") > 20 or task.answer == t.answer), "green"),
-        (lambda task, t: None if "," in (t.answer or "") else float(task.answer == t.answer), "green"),
-    ],
-    ids=["holds", "equals", "last", "f1", "verdict", "long", "unscored"],
-)
-def test_a_reward_that_pays_for_a_list_with_the_right_answer_in_it_is_told(rollouts, component, light):
-    item = judged(rollouts, {"answered": (component, 1.0)})["What being right earns"]
-    assert item.light == light
-    assert light == "green" or "A list of answers earns 1 more where the right one is among" in item.advice
-    assert item.values["culprit"] == ("answered" if light == "amber" else "")
 
 
 def test_autopsy_001_a_tool_reward_whose_input_is_never_written(rollouts):
@@ -280,7 +238,7 @@ def test_noise_is_judged_by_what_the_estimator_makes_of_it(estimator, light):
     once = [(t, float(i < 10 and t.sample < 2)) for i, group in enumerate(drawn) for t in group]
     scorings = [[dataclasses.replace(t, reward=r + rng.normal(0, 0.05)) for t, r in once] for _ in range(4)]
     item = checks.scoring_noise(scorings, estimator)
-    assert item.light == light and ("full-size" in item.advice) == (light == "red")
+    assert item.light == light
 
 
 def test_a_factor_of_a_product_is_judged_by_what_it_explains(rollouts):
@@ -372,20 +330,6 @@ def test_a_component_of_one_family_is_probed_on_that_family(rollouts):
     assert item.light != "red", item
 
 
-def test_a_saturated_component_is_no_fault(rollouts):
-    item = judged(rollouts, plan())["Component format"]
-    assert item.light == "green" and "saturated" in item.advice and "failed calls" in item.advice
-
-
-@pytest.mark.parametrize(
-    ("weight", "value", "light"),
-    [(-0.5, 1.0, "amber"), (-0.5, 0.0, "green"), (0.5, 1.0, "green"), (0.5, 0.0, "amber")],
-)
-def test_of_a_penalty_the_full_value_is_the_smallest(weight, value, light):
-    probed, best = SimpleNamespace(missing=(), moved_by=("failed calls",)), [1.0 if weight > 0 else 0.0] * 3
-    assert _constant("fails", weight, [value] * 4, best, probed)[0] == light
-
-
 def test_the_probe_tells_what_moves_a_component(rollouts):
     tasks, _, golden = rollouts
     probed = probe(plan()["efficiency"][0], list(zip(tasks, golden, strict=True))[:2])
@@ -432,7 +376,7 @@ def test_what_pays_wrong_rollouts_more_than_gold_is_named(rollouts):
     wrong = [dataclasses.replace(t, success=0.0, why="other") for t in sampled]
     reward = {"correctness": (correctness, 1.0), "luck": (lambda task, t: 5.0 * (t.success == 0.0), 1.0)}
     item = report(RECIPE, wrong, golden, tasks, reward)["Gold trajectories"]
-    assert item.light == "red" and "luck gives them 5 more on average" in item.advice
+    assert item.light == "red" and "48 wrong trajectories earn more" in item.advice
 
 
 def test_nothing_right_and_nothing_scored(rollouts):
@@ -461,15 +405,6 @@ def test_without_a_plan_and_anything_right_the_gold_answer_tells_what_is_alive(r
     assert advice.startswith("Nothing right was sampled, and no gold trajectory could be tried")
 
 
-def test_the_headline_says_what_to_look_at(rollouts):
-    tasks, sampled, _ = rollouts
-    found = report(RECIPE, sampled, [], tasks, {"correctness": (correctness, 1.0)}, n_test=100)
-    assert found.light == "amber" and "\nmay be started; look at Gold trajectories" in found.text()
-    assert "This run may be started; look at Gold trajectories" in found._repr_html_()
-    good = replace(found, items=found.items[:1])
-    assert "\nworth starting: " in good.text() and "This run is worth starting. " in good._repr_html_()
-
-
 def test_tasks_solved_always_or_never_are_no_fault_of_the_reward(rollouts):
     tasks, sampled, golden = rollouts
     sorted_out = [dataclasses.replace(t, success=float(t.task_id < tasks[6].id)) for t in sampled]
@@ -477,7 +412,7 @@ def test_tasks_solved_always_or_never_are_no_fault_of_the_reward(rollouts):
     assert items["Groups without advantage"].light == "red"
     assert items["Groups without advantage"].advice.startswith("Each task is solved always or never")
     paid = report(RECIPE, sorted_out, golden, tasks, {"one": (lambda task, t: 1.0, 1.0)})
-    assert "every trajectory earns 1" in paid["Groups without advantage"].advice
+    assert "rewarded alike" in paid["Groups without advantage"].advice
 
 
 def test_programs_that_pass_a_share_of_their_tests_are_not_right(rollouts):
@@ -514,30 +449,6 @@ def test_the_forecast_scales_with_the_measured_rollout():
 def test_the_forecast_of_a_cpu_names_no_gpu_hours(model, device, rented):
     finding = forecast(Recipe(model=model), 0.05, 0.01, device=device).finding
     assert ("GPU-hours, $" in finding) is rented is ("$" in finding) and "memory so far." in finding
-
-
-def test_a_step_of_the_expert_is_longer_by_its_tokens_and_by_its_longest_trajectory():
-    """Twice the tokens; steps of one task, a sample each, have 1, 3, 1 and 1 of their own, the expert's 2, 8, 1."""
-
-    def rolled(task: str, own: int, observed: int) -> Trajectory:
-        mask = (1,) * own + (0,) * observed
-        made = repair(constraint_task(0), 0, "c1")
-        return dataclasses.replace(made, task_id=task, completion_ids=mask, action_mask=mask)
-
-    now = [rolled("c1", 1, 4), rolled("c1", 1, 4), rolled("c2", 3, 2), rolled("c2", 1, 4)]
-    expert = [rolled("c1", 2, 8), rolled("c2", 8, 2), rolled("c3", 1, 80)]
-    assert longer_by_expert(now, expert, 2) == pytest.approx((2 * (11 / 3) / 1.5) ** 0.5)
-    assert longer_by_expert(expert, expert, 1) == longer_by_expert(expert, expert, 2) == 1.0
-    assert longer_by_expert(expert, now, 2) == longer_by_expert(now, [], 2) == 1.0
-
-
-def test_the_forecast_expects_trajectories_as_long_as_the_experts():
-    now, later = (
-        forecast(Recipe(model="nano"), 0.05, 0.01),
-        forecast(Recipe(model="nano"), 0.05, 0.01, longer=2.0),
-    )
-    assert later.values["training_seconds"] == pytest.approx(2 * now.values["training_seconds"])
-    assert "2.0 times as much" in later.finding and "times as much" not in now.finding
 
 
 def test_a_real_suite_and_policy_end_to_end(suite, tokenizer):
@@ -588,15 +499,10 @@ def test_the_command_reports_on_the_small_agent(capsys):
         ({"learning_rate": 0.0}, "red", "nothing is trained"),
         ({"learning_rate": 1e-6, "steps": 200}, "amber", "no entry of the adapter by more than 0.0002"),
         ({"learning_rate": 1e-5, "steps": 150, "lr_schedule": "linear"}, "amber", "try 1e-04"),
-        ({"learning_rate": 1e-3, "lora_r": 1024, "lora_alpha": 1}, "amber", "set lora_alpha to about 2048"),
-        ({"learning_rate": 1e-3, "lora_r": 256, "lora_alpha": 32}, "green", ""),
-        ({"importance_level": "sequence"}, "amber", "GSPO's paper takes 3e-4"),
-        ({"importance_level": "sequence", "clip_epsilon": 4e-4}, "green", ""),
-        ({"clip_epsilon_high": 0.28}, "amber", "do nothing"),
-        ({"clip_epsilon_high": 0.28, "minibatches": 2}, "green", ""),
-        ({"clip_epsilon_high": 5.0, "loss_type": "cispo"}, "green", ""),
-        ({"learning_rate": 0.15}, "amber", "0.15 moves entries of the adapter by as much"),
-        ({"temperature": 0.05}, "amber", "nearly the greedy one"),
+        ({"learning_rate": 0.15}, "amber", "0.15 is large for an adapter"),
+        ({"learning_rate": 1e-3, "warmup_steps": 500}, "amber", "longer than the 200 steps"),
+        ({"learning_rate": 1e-3, "beta": 2}, "amber", "holds the policy where it is"),
+        ({"learning_rate": 1e-3}, "green", ""),
     ],
 )
 def test_settings_that_train_nothing_are_told(changes, light, says):
@@ -642,9 +548,6 @@ def test_the_forecast_is_of_the_whole_run_and_of_what_is_done_already(tmp_path):
     assert plain.values["phases"][phases[5]] == pytest.approx(recipe.n_tasks * rates.task + rates.other)
     low, high = known.values["interval"]
     assert low < known.values["total_seconds"] < high and "[" in known.finding
-    longer = forecast(recipe, 0.05, 0.01, longer=3.0)
-    assert longer.values["interval"][0] < 0.6 * longer.values["total_seconds"]
-    assert longer.values["phases"][phases[5]] == plain.values["phases"][phases[5]]
 
 
 @pytest.mark.parametrize(
@@ -687,6 +590,19 @@ def test_what_does_not_fit_is_refused_before_anything_is_sampled(tokenizer, suit
         found.require()
 
 
+def test_silence_that_is_paid_is_told(rollouts):
+    """In each group the first trajectory gives no answer; what the others earn decides."""
+
+    def paid(silent, spoken):
+        mute = [replace(t, answer=None, reward=silent) if t.sample == 0 else replace(t, reward=spoken + t.sample)
+                for t in rollouts[1]]  # fmt: skip
+        return checks.silence(groups_by_task(mute))
+
+    assert paid(0.0, 0.0).light == "green" and paid(0.0, 0.0).values["gap"] == 2.0
+    assert paid(5.0, 0.0).light == "red" and "falls silent" in paid(5.0, 0.0).advice
+    assert checks.silence(groups_by_task([replace(t, reward=1.0) for t in rollouts[1]])).light == "green"
+
+
 def test_turns_that_their_budget_cuts_are_told(rollouts):
     tasks, sampled, _ = rollouts
     cut = [
@@ -694,7 +610,7 @@ def test_turns_that_their_budget_cuts_are_told(rollouts):
         for i, t in enumerate(sampled)
     ]
     item = checks.tools(groups_by_task(cut))
-    assert item.light == "amber" and "6% of the turns are cut at 2 tokens" in item.advice
+    assert item.light == "amber" and "6% of the turns are cut short" in item.advice
     assert "max_turn_tokens" in item.advice and item.values["cut_turns"] == pytest.approx(6 / 96)
     assert checks.tools(groups_by_task(sampled)).values["cut_turns"] == 0
     late = [dataclasses.replace(t, stop_reason=StopReason.TIME_LIMIT) for t in sampled]
@@ -752,60 +668,7 @@ def test_the_same_question_in_another_world_is_another_task():
     assert task_checks.held_out(rooms[:10], again).light == "red"
 
 
-def test_transcripts_that_ask_what_the_test_asks_are_told(tmp_path):
-    splits = ["train"] * 12 + ["validation"] * 4 + ["test"] * 4
-    tasks = [Task(f"t{i}", f"How many days has month {i} of the year?", str(30 + i), "numeric", split=split)
-             for i, split in enumerate(splits)]  # fmt: skip
-    recipe = Recipe(sft=True, transcripts=str(tmp_path / "messages.jsonl"))
-
-    def told(*asked: tuple[str, str]) -> tuple[str, int]:
-        rows = [[{"role": "user", "content": q}, {"role": "assistant", "content": a}] for q, a in asked]
-        write_jsonl(tmp_path / "messages.jsonl", [{"messages": row} for row in rows])
-        item = task_checks.imitated(recipe, tasks[:12], tasks[12:])
-        return item.light, len(item.evidence)
-
-    assert told(*((t.prompt, t.answer) for t in tasks[:12])) == ("green", 0)
-    assert told(*((t.prompt.upper(), "?") for t in tasks[12:14])) == ("amber", 2)
-    assert told((f"Please tell me. {tasks[16].prompt}", "It has 46."), (f"See: {tasks[17].prompt}", "5")) == (
-        "amber",
-        1,
-    )
-    assert told(*((t.prompt, t.answer) for t in tasks[16:])) == ("red", 4), "all of one split"
-    world = [replace(t, prompt="Find the exit of the maze you are in.", meta={"seed": t.id}) for t in tasks]
-    write_jsonl(tmp_path / "messages.jsonl", [{"messages": [{"role": "user", "content": world[0].prompt}]}])
-    assert task_checks.imitated(recipe, world[:12], world[12:]).light == "green"
-    assert task_checks.imitated(recipe.but(sft=False), tasks[:12], tasks[12:]) is None
-    assert task_checks.imitated(recipe.but(transcripts="gone.jsonl"), tasks[:12], tasks[12:]) is None
-
-
 def test_what_a_filter_notes_hides_no_test_question_that_was_trained_on():
     asked = [Task(str(i), f"How many days has month {i} of the year?", str(i)) for i in range(12)]
     noted = [dataclasses.replace(task, id=f"t{task.id}", meta={"pass_rate": 0.5}) for task in asked]
     assert task_checks.held_out(noted, asked).light == "red"
-
-
-def test_questions_that_differ_in_a_sign_are_two():
-    asked = [
-        Task(f"{i}{s}", f"Compute {i} {s} 5", str(eval(f"{i} {s} 5")), "numeric")
-        for i in range(30)
-        for s in "+-*"
-    ]
-    assert task_checks.answers(asked).light == "green"
-
-
-def test_contradicting_gold_is_counted_whole():
-    twice = [Task(f"{i}{k}", f"question number {i}?", str(k), "numeric") for i in range(500) for k in (1, 2)]
-    found = task_checks.answers(twice)
-    assert found.light == "red" and found.finding.startswith("500 of 500 questions")
-
-
-@pytest.mark.parametrize(
-    ("answer", "gold", "same"),
-    [
-        ("d4", "e4", False), ("12 May 1990", "12 June 1990", False), ("5 m", "5 km", False),
-        ("EUR 12.00", "12", True), ("12.0", "12", True), ("Room 5", "5", True), ("Sea-green", "sea green", True),
-        ("blue", "red", False),
-    ],
-)  # fmt: skip
-def test_which_answers_say_what_gold_says(answer, gold, same):
-    assert task_checks._says(answer, gold) == same

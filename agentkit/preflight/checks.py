@@ -20,9 +20,23 @@ from agentkit.runs import Recipe
 from agentkit.tools.outages import momentary
 from agentkit.trajectories import EQUAL, LIMITS, groups_by_task, members, met_limit, results_of
 
-GROUP_SIZES = (4, 8, 12, 16, 24, 32)
+Groups = Sequence[Group]
 DEAD = "Groups without advantage"  # the item's name
 USEFUL = 0.5  # expected share of dead groups at which a group size is useful: at least every second teaches
+LARGEST_GROUP = 32
+HOPELESS = 0.95  # share of groups without advantage above which nothing can be learnt
+NOISY = 0.5  # share of advantage variance that a repeat scoring explains, below which noise leads
+SHAKY = 0.9  # and below which it deserves a look
+DIVIDING = ("group", "turn", "step", "gdpo")  # estimators that divide by a group's own spread
+LEAST_ROLLOUTS = 24  # none right of so many: at most 12 % are
+LEAST_SILENT = 3  # groups in which some answer and some do not
+FAILING = 0.3  # share of calls that fail
+CUT_OFF = 0.2  # share of trajectories that meet a limit
+CUT_TURNS = 0.05  # share of turns that end because max_turn_tokens does
+LEAST_REACH = 1e-3  # of an entry of LoRA's B, below which a policy stays what it was
+LARGEST_RATE = 0.02  # of Adam, for an adapter
+LARGEST_BETA = 1.0  # an advantage is measured in standard deviations of a group's rewards
+BLIND = 0.15  # difference in success below which most training effects lie
 
 
 def fit_beta(right: Sequence[int], n: Sequence[int]) -> tuple[float, float]:
@@ -62,14 +76,7 @@ def dead_share(a: float, b: float, group_size: int) -> float:
 
 def smallest_useful(a: float, b: float) -> int | None:
     """The smallest group size of which at most every second group is expected dead, or None."""
-    return next((size for size in range(2, GROUP_SIZES[-1] + 1) if dead_share(a, b, size) <= USEFUL), None)
-
-
-def advantages(rewards: np.ndarray, divided: bool = True) -> np.ndarray:
-    """GRPO's (r - mean) / (std + 1e-4) within each group, (P, G) to (P, G); sample std. Else r - mean."""
-    assert rewards.ndim == 2 and rewards.shape[1] > 1
-    centred = rewards - rewards.mean(1, keepdims=True)
-    return centred / (rewards.std(1, ddof=1, keepdims=True) + 1e-4) if divided else centred
+    return next((size for size in range(2, LARGEST_GROUP + 1) if dead_share(a, b, size) <= USEFUL), None)
 
 
 def repeatable(scorings: np.ndarray, divided: bool = True) -> float | None:
@@ -79,33 +86,17 @@ def repeatable(scorings: np.ndarray, divided: bool = True) -> float | None:
     square (an intraclass correlation about zero). 1 for a reward that depends on the trajectory only, 0 for
     noise; None where no scoring gives any advantage.
     """
-    assert scorings.ndim == 3 and len(scorings) > 1
+    assert scorings.ndim == 3 and len(scorings) > 1 and scorings.shape[2] > 1
     s = len(scorings)
-    values = np.stack([advantages(rewards, divided) for rewards in scorings]).reshape(s, -1)  # (S, P * G)
+    values = scorings - scorings.mean(2, keepdims=True)
+    if divided:
+        values = values / (scorings.std(2, ddof=1, keepdims=True) + 1e-4)
+    values = values.reshape(s, -1)
     square = float((values**2).mean())
     if square < 1e-12:
         return None
     products = (values.sum(0) ** 2 - (values**2).sum(0)) / (s * (s - 1))
     return float(min(1.0, max(0.0, products.mean() / square)))
-
-
-Groups = Sequence[Group]
-HOPELESS = 0.95  # share of groups without advantage above which nothing can be learnt
-NOISY = 0.5  # share of advantage variance that a repeat scoring explains below which noise leads,
-SHAKY = 0.9  # and below which it deserves a look
-DIVIDING = ("group", "turn", "step", "gdpo")  # estimators that divide by a group's own spread
-LEAST_ROLLOUTS = 24  # none right of so many: at most 12 % are
-FAILING = 0.3  # share of calls that fail
-CUT_OFF = 0.2  # share of trajectories that meet a limit
-CUT_TURNS = 0.05  # share of turns that end because max_turn_tokens does
-ALIKE = 0.8  # share of repeats in a group
-LEAST_SCALE = 0.1  # of a random sum of lora_r terms times lora_alpha / lora_r
-LEAST_REACH = 1e-3  # of an entry of LoRA's B, below which a policy stays what it was
-LARGEST_RATE = 0.02  # of Adam, for an adapter
-COLDEST = 0.2  # temperature that trajectories still differ at
-LARGEST_BETA = 1.0  # an advantage is measured in standard deviations of a group's rewards
-WIDEST_SEQUENCE_CLIP = 0.02  # fifty times GSPO's own
-BLIND = 0.15  # difference in success below which most training effects lie
 
 
 def _right(groups: Groups) -> tuple[list[int], list[int]]:
@@ -132,9 +123,7 @@ def success(groups: Groups, golden: Sequence[Trajectory] = ()) -> Item:
     values = {"success": mean, "ci95": [low, high], "rates": rates.tolist(), "mixed": mixed}
     advice = ""
     if mean < 0.05:
-        advice = (
-            "Hardly anything is right: begin with easier tasks, or with a cold start (sft) on demonstrations."
-        )
+        advice = "Hardly anything is right: begin with easier tasks, or with a cold start (sft)."
     elif mean > 0.95:
         advice = "Nearly everything is right already: take harder tasks."
     is_never = not any(t.success for t in members(groups))  # not in part, either
@@ -149,31 +138,22 @@ def dead_groups(groups: Groups, group_size: int, is_dead: Callable[[Group], bool
     dead = [g for g in groups if is_dead(g)]
     seen = len(dead) / len(groups)
     a, b = fit_beta(right, n) if n else (1.0, 1.0)
-    expected = {g: dead_share(a, b, g) for g in sorted({*GROUP_SIZES, group_size})}
-    useful = smallest_useful(a, b)
-    sizes = ", ".join(f"{g}: {share:.0%}" for g, share in expected.items())
+    expected, useful = dead_share(a, b, group_size), smallest_useful(a, b)
     finding = (
-        f"{seen:.0%} of the groups have no advantage; by success alone {expected[group_size]:.0%} are "
-        f"expected at group_size {group_size} ({sizes}; beta-binomial fit)."
+        f"{seen:.0%} of the groups have no advantage; by success alone {expected:.0%} are expected at "
+        f"group_size {group_size}."
     )
-    light = "amber"
+    light, advice = "amber", f"Raise group_size to {useful}: at most every second group is then dead."
     if seen >= HOPELESS:
         light, advice = "red", _why_equal(dead)
     elif useful is None:
         advice = (
-            "Not even groups of 32 would help half of the tasks: choose tasks of "
-            "middling difficulty, or replace dead groups."
+            f"Not even groups of {LARGEST_GROUP} would help half of the tasks: choose tasks of middling "
+            "difficulty, or replace dead groups."
         )
-    elif useful > group_size:
-        advice = f"Raise group_size to {useful}: the smallest with at most every second group dead."
-    else:
-        light, advice = "green", f"The smallest useful group_size is {useful}." if useful < group_size else ""
-    values = {
-        "seen": seen,
-        "expected": {str(g): share for g, share in expected.items()},
-        "smallest_useful": useful,
-        "beta": [a, b],
-    }
+    elif useful <= group_size:
+        light, advice = "green", ""
+    values = {"seen": seen, "expected": expected, "smallest_useful": useful, "beta": [a, b]}
     return Item(DEAD, light, finding, advice, ids(g.trajectories[0] for g in dead), values)
 
 
@@ -189,27 +169,21 @@ def _why_equal(groups: Groups) -> str:
     right, n = _right(groups)
     if len(rewards) > 1 and not any(0 < k < m for k, m in zip(right, n, strict=True)):
         return "Each task is solved always or never: take tasks of middling difficulty, or raise temperature."
-    alike = (
-        f"every trajectory earns {min(rewards):g}"
-        if len(rewards) == 1
-        else "rewards are equal within the groups"
-    )
     return (
-        f"Right and wrong trajectories are rewarded alike ({alike}): the reward is broken, not the policy "
-        "optimal. See the items on gold trajectories and components."
+        "Right and wrong trajectories are rewarded alike: the reward is broken, not the policy optimal. See "
+        "the items on gold trajectories and components."
     )
 
 
 def scoring_noise(scorings: Sequence[Sequence[Trajectory]], estimator: str) -> Item:
     """How much of the advantages a second scoring of the same trajectories would confirm."""
     name = "Signal or noise"
-    groups = [groups_by_task(scoring) for scoring in scorings]  # S scorings of P groups
-    rewards = _whole_groups(groups)
+    rewards = _whole_groups([groups_by_task(scoring) for scoring in scorings])
     if not rewards.size:
         finding = "No group was scored as a whole, so repeats say nothing."
         return Item(name, "amber", finding, "Mend what is not scored first.")
-    divided = estimator in DIVIDING
-    share, within = repeatable(rewards, divided), float(rewards.var(0, ddof=1).mean())
+    share = repeatable(rewards, estimator in DIVIDING)
+    within = float(rewards.var(0, ddof=1).mean())
     names = dict.fromkeys(name for t in scorings[0] for name in t.components)
     scored = {name: [[t.components.get(name) for t in scoring] for scoring in scorings] for name in names}
     noisy = [name for name, values in scored.items() if any(again != values[0] for again in values)]
@@ -222,18 +196,13 @@ def scoring_noise(scorings: Sequence[Sequence[Trajectory]], estimator: str) -> I
     )
     if within <= EQUAL or share >= SHAKY:
         return Item(name, "green", finding, values=values)
-    # groups in which everything that repeats is equal: only the noise has advantages there
-    still = float((np.ptp(rewards.mean(0), axis=1) < 4 * math.sqrt(within) + EQUAL).mean())
     culprit = f"Component {' and '.join(noisy)} gives" if noisy else "The reward gives"
-    enlarged = ", and dividing by the group's spread turns that noise into full-size advantages" * divided
     advice = (
-        f"{culprit} the same trajectory another value each time; in {still:.0%} of the groups little else "
-        f"differs{enlarged}. Random noise cures no zero variance: remove it, and mend the reward or the "
-        "choice of tasks."
+        f"{culprit} the same trajectory another value each time, and the estimator makes advantages of it. "
+        "Random noise cures no zero variance: remove it, and mend the reward or the choice of tasks."
     )
-    return Item(
-        name, "red" if share < NOISY else "amber", finding, advice, ids(scorings[0][:EVIDENCE]), values
-    )
+    light = "red" if share < NOISY else "amber"
+    return Item(name, light, finding, advice, ids(scorings[0][:EVIDENCE]), values)
 
 
 def _whole_groups(groups: Sequence[Groups]) -> np.ndarray:
@@ -248,21 +217,45 @@ def _whole_groups(groups: Sequence[Groups]) -> np.ndarray:
     return np.array(whole, dtype=float).swapaxes(0, 1) if whole else np.zeros(0)
 
 
+def silence(groups: Groups) -> Item:
+    """What trajectories without an answer earn, against those with one in the same groups.
+
+    A policy that is paid for saying nothing falls silent within a few steps.
+    """
+    name, gaps, silent = "What silence earns", [], []
+    for group in groups:
+        paid = [t for t in group.trajectories if t.reward is not None]
+        without = [t for t in paid if t.answer is None]
+        spoken = [t.reward for t in paid if t.answer is not None]
+        silent += without
+        if without and spoken:
+            gaps.append(float(np.mean(spoken) - np.mean([t.reward for t in without])))
+    if len(gaps) < LEAST_SILENT:
+        return Item(name, "green", f"{len(silent)} of {len(members(groups))} trajectories give no answer.")
+    mean, error = float(np.mean(gaps)), float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps))
+    finding = f"With an answer a trajectory earns {mean:+.3g} against those of its group without one."
+    values = {"gap": mean, "error": error, "groups": len(gaps)}
+    if mean > 0:
+        return Item(name, "green", finding, values=values)
+    advice = "Pay nothing for trajectories without an answer, or less for wrong calls: a policy falls silent."
+    return Item(name, "red" if mean + error < 0 else "amber", finding, advice, ids(silent), values)
+
+
 # ---- what the trajectories look like
 def tools(groups: Groups) -> Item:
+    """How many calls fail, how many trajectories meet a limit, and which key would help."""
     trajectories = members(groups)
     results = [r for t in trajectories for r in results_of(t)]
     errors = Counter(r.observation[:60] for r in results if not r.ok and not momentary(r))
-    failed = [t for t in trajectories if any(not r.ok for r in results_of(t))]
     limited = [t for t in trajectories if met_limit(t)]
+    failed = [t for t in trajectories if any(not r.ok for r in results_of(t))]
     lengths = np.array([len(t.completion_ids) for t in trajectories])
     calls, rate = len(results) / len(trajectories), errors.total() / max(len(results), 1)
     ends, every = len(limited) / len(trajectories), sum(not r.ok for r in results) / max(len(results), 1)
     moment = f" for good ({every:.1%} with those of the moment)" * (every > rate)
     finding = (
         f"{calls:.1f} calls a trajectory, {rate:.1%} of them fail{moment}; {ends:.1%} of the trajectories "
-        f"meet a limit; {np.median(lengths):.0f} tokens in the median, {np.percentile(lengths, 95):.0f} at "
-        "the 95th percentile."
+        f"meet a limit; {np.median(lengths):.0f} tokens in the median."
     )
     advice = []
     if ends > CUT_OFF:
@@ -271,37 +264,13 @@ def tools(groups: Groups) -> Item:
     cut = [t for t in trajectories if t.stop_reason is StopReason.TRUNCATED_TURN]
     share = len(cut) / max(sum(len(t.turns) for t in trajectories), 1)
     if share > CUT_TURNS:
-        longest = max(end - start for t in cut for start, end in (turn.span for turn in t.turns))
-        advice.append(
-            f"{share:.0%} of the turns are cut at {longest} tokens, and their trajectories with them: raise "
-            "max_turn_tokens."
-        )
+        advice.append(f"{share:.0%} of the turns are cut short: raise max_turn_tokens.")
     if rate > FAILING:
         common = errors.most_common(1)[0][0]
-        advice.append(
-            f"Calls fail most often with: {common!r}. Show the format in the prompt, or demonstrate it (sft)."
-        )
+        advice.append(f"Calls fail most often with: {common!r}. Show the format in the prompt.")
     values = {"calls": calls, "failed": rate, "cut": ends, "cut_turns": share}
-    values["tokens"] = float(lengths.mean())
     light = "amber" if advice else "green"
     return Item("Tools and lengths", light, finding, " ".join(advice), ids(limited or failed), values)
-
-
-def diversity(groups: Groups, temperature: float) -> Item:
-    several = [g.trajectories for g in groups if len(g.trajectories) > 1]
-    if not several:
-        return Item("Diversity", "amber", "No group has two trajectories.", "Use a group_size of at least 2.")
-    sizes = np.array([len(group) for group in several])
-    different = np.array([len({t.completion_ids for t in group}) for group in several])
-    actions = np.array([len({t.turns[0].text for t in group if t.turns}) for group in several])
-    first, whole = float((actions / sizes).mean()), float((different / sizes).mean())
-    repeats = float(((sizes - different) / (sizes - 1)).mean())
-    differ = f"{first:.0%} of a group's first actions and {whole:.0%} of its trajectories differ"
-    more = f"Raise temperature: {repeats:.0%} of the trajectories repeat another of their group."
-    light, advice = ("amber", more) if repeats > ALIKE else ("green", "")
-    finding, values = f"At temperature {temperature:g}, {differ}.", {"first": first, "whole": whole}
-    same = ids(group[0] for group, n in zip(several, different, strict=True) if n == 1)
-    return Item("Diversity", light, finding, advice, same, values)
 
 
 def masks(groups: Groups, decode: Callable[[Sequence[int]], str] | None = None) -> Item:
@@ -324,19 +293,16 @@ def power(groups: Groups, n_test: int, samples: int) -> Item:
     name = "What the test can show"
     right, n = _right(groups)
     if not n:
-        return Item(
-            name, "amber", "No trajectory was scored, so nothing can be forecast.", "Mend the verifier."
-        )
+        finding = "No trajectory was scored, so nothing can be forecast."
+        return Item(name, "amber", finding, "Mend the verifier.")
     if n_test < 1:
         advice = "Give the suite a test split, or nothing can be claimed afterwards."
         return Item(name, "amber", "There are no test tasks.", advice)
     a, b = fit_beta(right, n)
     mean = a / (a + b)
     inside = a * b / ((a + b) * (a + b + 1))  # E[p (1 - p)]
-    between = mean * (1 - mean) - inside  # variance of tasks' chances
-    spread = math.sqrt(
-        2 * inside / samples + between / 2
-    )  # training moves tasks' chances by about half of it
+    between = mean * (1 - mean) - inside  # variance of tasks' chances; training moves about half of it
+    spread = math.sqrt(2 * inside / samples + between / 2)
     smallest = detectable_mean(n_test, spread)
     if smallest is None:
         finding = f"{n_test} test tasks show no difference at all."
@@ -366,7 +332,7 @@ def memory(plan: Any, size_gb: float, device: str) -> Item:
 
 
 def settings(recipe: Recipe) -> Item:
-    """What no trajectory shows: an update too small to matter, and settings that do nothing.
+    """What no trajectory shows: settings that hold the policy where it is, or lose it.
 
     Adam moves no entry further than the learning rate in a step. LoRA's B starts at zero, and below about
     1e-3 it moves log-probabilities by less than a thousandth of a nat (docs/results.md).
@@ -376,67 +342,17 @@ def settings(recipe: Recipe) -> Item:
     reach = recipe.learning_rate * recipe.steps * (shape if warm == 1.0 else warm / 2)
     if reach == 0:
         return Item(name, "red", "The learning rate is 0: nothing is trained.", "Set learning_rate: 1e-5.")
-    # the sentences divide by the steps and the rate, which are not 0 from here on
-    doubts = [*_of_little_movement(recipe, warm, reach, shape), *_of_no_effect(recipe)]
-    warnings = [sentence for holds, sentence in doubts if holds]
-    finding = " ".join(warnings) or f"Adam can move an entry of the adapter by up to {reach:.2g}."
-    return Item(name, "amber" if warnings else "green", finding, values={"reach": reach})
-
-
-def _of_little_movement(
-    recipe: Recipe, warm: float, reach: float, shape: float
-) -> tuple[tuple[bool, str], ...]:
-    """What would hold the policy where it is or lose it, each with whether it holds."""
-    return (
-        (
-            warm < 1.0,
-            f"warmup_steps {recipe.warmup_steps} is longer than the {recipe.steps} steps: the learning rate "
-            f"never gets beyond {warm:.0%} of {recipe.learning_rate:g}. Take {max(1, recipe.steps // 10)}.",
-        ),
-        (
-            recipe.beta >= LARGEST_BETA,
-            f"beta {recipe.beta:g}: a nat away from the reference costs as much as {recipe.beta:g} standard "
-            "deviations of reward bring, which holds the policy where it is. GRPO's first paper takes 0.04 "
-            "(arXiv 2402.03300), DAPO 0 (arXiv 2503.14476).",
-        ),
-        (
-            recipe.learning_rate > LARGEST_RATE,
-            f"learning_rate {recipe.learning_rate:g} moves entries of the adapter by as much in a step, and "
-            "LoRA's are hundredths: the policy is soon lost. The small agent takes 0.001, large models 1e-5.",
-        ),
-        (
-            recipe.temperature < COLDEST,
-            f"At temperature {recipe.temperature:g} a group's trajectories are nearly the greedy one again "
-            "and again: equal rewards teach nothing. Sample at 0.7 to 1.",
-        ),
-        (
-            warm == 1.0 and reach < LEAST_REACH,
+    told = []
+    if warm < 1.0:
+        told.append(f"warmup_steps {recipe.warmup_steps} is longer than the {recipe.steps} steps.")
+    elif reach < LEAST_REACH:
+        told.append(
             f"learning_rate {recipe.learning_rate:g} for {recipe.steps} steps moves no entry of the adapter "
-            f"by more than {reach:.1g}, which hardly moves the policy: try "
-            f"{LEAST_REACH * 10 / recipe.steps / shape:.0e}.",
-        ),
-    )
-
-
-def _of_no_effect(recipe: Recipe) -> tuple[tuple[bool, str], ...]:
-    """What does nothing as it is set, each with whether it holds."""
-    scale = recipe.lora_alpha / (8 * math.sqrt(recipe.lora_r))
-    clips, widest = recipe.loss_type != "cispo", max(recipe.clip_epsilon, recipe.clip_epsilon_high)
-    once = recipe.num_iterations * recipe.minibatches == 1
-    return (
-        (
-            scale < LEAST_SCALE,
-            f"lora_alpha {recipe.lora_alpha} at lora_r {recipe.lora_r} scales what the adapter does down to "
-            f"{scale:.2g} of what 32 at 16 does: set lora_alpha to about {2 * recipe.lora_r}.",
-        ),
-        (
-            clips and recipe.importance_level == "sequence" and widest > WIDEST_SEQUENCE_CLIP,
-            f"clip_epsilon {widest:g} is a token's: the ratio of a sequence (GSPO, a geometric mean) hardly "
-            "leaves 1, so nothing is ever clipped. GSPO's paper takes 3e-4 and 4e-4.",
-        ),
-        (
-            clips and once and bool(recipe.clip_epsilon_high or recipe.dual_clip),
-            "With one optimiser step on each batch the probability ratio is 1: clip_epsilon_high and "
-            "dual_clip do nothing. Set minibatches or num_iterations above 1, or leave them out.",
-        ),
-    )
+            f"by more than {reach:.1g}: try {LEAST_REACH * 10 / recipe.steps / shape:.0e}."
+        )
+    if recipe.learning_rate > LARGEST_RATE:
+        told.append(f"learning_rate {recipe.learning_rate:g} is large for an adapter: try 1e-5.")
+    if recipe.beta >= LARGEST_BETA:
+        told.append(f"beta {recipe.beta:g} holds the policy where it is: GRPO's first paper takes 0.04.")
+    finding = " ".join(told) or f"Adam can move an entry of the adapter by up to {reach:.2g}."
+    return Item(name, "amber" if told else "green", finding, values={"reach": reach})

@@ -17,7 +17,7 @@ from agentkit.policies.loading import agent_of, make_policy
 from agentkit.policies.process_group import on_main_process, spread, world
 from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.preflight import causes, checks, reward_checks, task_checks
-from agentkit.preflight.forecasting import forecast, longer_by_expert, whole
+from agentkit.preflight.forecasting import forecast
 from agentkit.preflight.probe import Probed, probe, righted
 from agentkit.preflight.report import Item, Preflight
 from agentkit.preflight.task_checks import evenly
@@ -44,7 +44,6 @@ def examine(
     tasks: Sequence[Task],
     *,
     model: Any = None,
-    validation: Sequence[Task] = (),
     test: Sequence[Task] = (),
     progress: bool = False,
     run: Run | None = None,
@@ -54,8 +53,8 @@ def examine(
     Where memory does not suffice, nothing is. Else at least TASKS of them, spread over the list, as many at
     once as in a step of training, whose time that tells, though never more than TASKS, and GOLD for each by
     the scripted expert. ``model`` will be trained, to time an update on; without it the rate of
-    params/prices.yaml is scaled. ``validation`` and ``test`` are the tasks of these splits; ``run``, whose
-    manifest holds the whole recipe and what its stages took so far, makes the forecast one of that run.
+    params/prices.yaml is scaled. ``test`` are the tasks of that split; of a ``run`` the manifest tells what
+    its stages took so far.
     """
     start = time.monotonic()
     recipe, at_once = lab.recipe, min(lab.recipe.prompts_per_step, TASKS)
@@ -63,28 +62,27 @@ def examine(
     enough = [_memory(recipe, model)] if model is not None else []
     if any(item.light == "red" for item in enough) and recipe.preflight == "refuse":
         return Preflight(tuple(enough), 0, time.monotonic() - start), []
-    planned = _gold(tasks, len(chosen))
     options = lab.options(seed=recipe.seed)
-    sampled, seconds = _timed(
-        recipe, policy, chosen, at_once, options | {"progress": "preflight" if progress else None}
-    )
-    golden, cached = _by_expert(planned, policy, options)
-    update, device, learning = None, "", []
+    told = options | {"progress": "preflight" if progress else None}
+    sampled, seconds = _timed(recipe, policy, chosen, at_once, told)
+    golden, cached = _by_expert(_gold(tasks, len(chosen)), policy, options)
+    update, device, as_trained = None, "", None
     if model is not None:
         device = "GPU" if model.device.type == "cuda" else "CPU"
         policy.sleep()  # as in training: an update has the memory to itself
         update = update_seconds(model, sampled, recipe)
-        learning = [causes.movement(model, recipe), causes.sampler(model, sampled, recipe.temperature)]
-    options = {"n_test": len(test), "decode": exact_decode(policy.tokenizer)}
-    scored = report(whole(recipe, run), sampled, golden, tasks, lab.reward, **options)
-    judged = causes.verifier(chosen, lab.environments)
-    judged = judged if judged.light == "red" else task_checks.told_apart(tasks) or judged
-    before = [judged, cached, task_checks.given_away(chosen), task_checks.answers(tasks)]
-    before += [task_checks.unsaid(golden), task_checks.held_out(tasks, test)]
-    before += [task_checks.imitated(whole(recipe, run), tasks, [*validation, *test]), *learning]
-    dead = next(i.values["seen"] for i in scored.items if i.name == checks.DEAD)
-    longer = longer_by_expert(sampled, golden, at_once * recipe.group_size)
-    expected = forecast(recipe, seconds, update, longer, device, len(test), dead, run)
+        as_trained = causes.sampler(model, sampled, recipe.temperature)
+    decode = exact_decode(policy.tokenizer)
+    scored = report(recipe, sampled, golden, tasks, lab.reward, n_test=len(test), decode=decode)
+    before = (
+        causes.verifier(chosen, lab.environments),
+        cached,
+        task_checks.given_away(chosen),
+        task_checks.held_out(tasks, test),
+        as_trained,
+    )
+    dead = next(item.values["seen"] for item in scored.items if item.name == checks.DEAD)
+    expected = forecast(recipe, seconds, update, device, len(test), dead, run)
     items = (*filter(None, before), *scored.items, *enough, expected)
     return Preflight(items, len(sampled), time.monotonic() - start), lab.score(chosen, sampled)
 
@@ -177,15 +175,14 @@ def report(
     )
     items = (
         checks.settings(recipe),
-        task_checks.refused_alike(groups, by_id),
         causes.limits(golden, recipe),
         causes.tools_as_planned(golden, by_id),
         *((being_right, *gold) if being_right.values["culprit"] else (*gold, being_right)),
         checks.scoring_noise(scorings, recipe.advantage),
         checks.success(groups, golden),
         checks.dead_groups(groups, recipe.group_size, partial(teaches_nothing, by_id, reward, recipe)),
+        checks.silence(groups),
         checks.tools(groups),
-        checks.diversity(groups, recipe.temperature),
         checks.masks(groups, decode),
         checks.power(groups, n_test, recipe.test_samples),
     )
@@ -225,8 +222,8 @@ def look(lab: Lab, run: Run, tell: Callable[[dict[str, Any]], None]) -> dict[str
         if recipe.preflight == "off":
             on_main_process(lambda: run.remove("preflight.json"))  # of another agent or reward
             return {}
-        held = {name: suite.split(name) for name in ("validation", "test")}
-        report, rollouts = examine(lab, policy, tasks, model=agent, run=run, progress=True, **held)
+        test = suite.split("test")
+        report, rollouts = examine(lab, policy, tasks, model=agent, test=test, run=run, progress=True)
 
     def keep() -> None:
         report.save(run.file("preflight.json"))

@@ -84,7 +84,6 @@ def variants(trajectory: Trajectory, forbidden: Sequence[str] = ()) -> Iterator[
     )
     other = tuple(replace(t, results=tuple(map(_otherwise, t.results))) for t in trajectory.turns)
     yield "other arguments", replace(trajectory, turns=other)
-    yield "an answer that no tool has shown", replace(trajectory, turns=_without(trajectory))
     worded = tuple(replace(t, text=f"{OTHER} " * 50) for t in trajectory.turns)  # of other lengths
     yield "other texts", replace(trajectory, turns=worded)
     tokens = {n: getattr(trajectory, n) * 200 for n in TOKENS}
@@ -130,12 +129,6 @@ def _at_once(trajectory: Trajectory) -> Trajectory:
 def _otherwise(result: ToolResult) -> ToolResult:
     texts = {name for name, value in result.arguments.items() if isinstance(value, str)}
     return replace(result, arguments=result.arguments | dict.fromkeys(texts, OTHER))
-
-
-def _without(trajectory: Trajectory) -> tuple[Turn, ...]:
-    """The turns with the answer cut out of every observation."""
-    hide = lambda r: replace(r, observation=r.observation.replace(trajectory.answer or "\0", "…"))  # noqa: E731
-    return tuple(replace(t, results=tuple(map(hide, t.results))) for t in trajectory.turns)
 
 
 # ---- records that note what they are asked for

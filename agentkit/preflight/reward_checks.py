@@ -12,7 +12,7 @@ import numpy as np
 
 from agentkit.diagnostics.measures import about_means, explained
 from agentkit.preflight.checks import Groups
-from agentkit.preflight.probe import SLOWER, Probed, saying, silent, variants
+from agentkit.preflight.probe import SLOWER, Probed, silent, variants
 from agentkit.preflight.report import Item, gold_ids, ids
 from agentkit.records import Task, Trajectory
 from agentkit.rewards import Product, Reward, score
@@ -25,12 +25,7 @@ DOMINANT = 0.7  # of the reward's variance comes from one component,
 BESIDES = 0.3  # where success explains less than this
 GOLD_ODDS = 0.05  # share of gold trajectories that may fail: a corpus may hold a fact twice
 NOTHING = "Nothing in the reward depends on being right: add correctness."
-CALLS = (
-    "The reward looks at the calls and never at the final answer: with a wrong one they earn as much. "
-    "To pay for the answer too, add agentkit.rewards.correctness to the lab file's rewards."
-)
-LISTED = 6  # answers of other tasks
-FILLERS = "such thing altogether another otherwise".split()  # where they have but one, as yes or no
+CALLS = "The reward looks at the calls and never at the answer. To pay for it too, add correctness."
 AGAIN = 4  # scorings of the same gold trajectories, for what is chance
 
 
@@ -97,24 +92,9 @@ def _gold_earnings(
     above = [t for t in wrong if t.task_id in gold_of and t.reward > gold_of[t.task_id].reward + EQUAL]
     if not above:
         return Item(name, "green", finding, values=values)
-    paid = _paid_above(reward, [(t, gold_of[t.task_id]) for t in above])
-    more = f"{len(above)} wrong trajectories earn more than the gold one of their task"
-    advice = f"{more}: read them; the reward pays for something else{paid}."
+    advice = f"{len(above)} wrong trajectories earn more than the gold one of their task: read them."
     light = "red" if len(above) > 0.1 * len(rollouts) else "amber"
     return Item(name, light, finding, advice, ids(above), values)
-
-
-def _paid_above(reward: Reward, pairs: Sequence[tuple[Trajectory, Trajectory]]) -> str:
-    """The component that pays wrong trajectories most of what they earn above gold, in words."""
-    if isinstance(reward, Product) or not reward:
-        return ""
-    gains = dict.fromkeys(reward, 0.0)
-    for name, (_, weight) in reward.items():
-        values = [(t.components.get(name), g.components.get(name)) for t, g in pairs]
-        gains[name] = weight * sum(a - b for a, b in values if None not in (a, b))
-    most = max(gains, key=gains.get)
-    more = gains[most] / len(pairs)
-    return f", and {most} gives them {more:.3g} more on average" if more > EQUAL else ""
 
 
 def _penalties(golden: Sequence[Trajectory], reward: Reward, right: Mapping[str, Any]) -> dict[str, float]:
@@ -136,7 +116,7 @@ def _scored(trajectories: Sequence[Trajectory], name: str) -> list[float]:
 
 
 def being_right(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> Item:
-    """Whether a right answer earns more than a wrong one on gold trajectories, and what else is paid for.
+    """Whether a right answer earns more than a wrong one on gold trajectories.
 
     Its ``culprit`` is the component that is to blame; "" where none can be told.
     """
@@ -144,82 +124,20 @@ def being_right(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> Item
     if not gold:
         finding = "There is no gold trajectory, or its environment gives the reward: it cannot be varied."
         return Item(name, "green", finding, values=values)
-    gains = _gains(reward, gold)
-    chance, wrong, quits = gains["chance"], gains["a wrong answer"], gains["a wrong answer at once"]
+    gains, chance = _gains(reward, gold)
+    wrong, quits = gains["a wrong answer"], gains["a wrong answer at once"]
     finding = "A right answer earns {:.3g} more than a wrong one in the same gold trajectory."
     if abs(wrong["reward"]) <= chance["reward"] and all(_judged_by_calls(*pair) for pair in gold):
-        wrong = quits  # where calls are judged, the reward may read them
-        finding = (
-            "A gold trajectory earns {:.3g} more than one without its calls, which the verifier looks at."
-        )
+        wrong = quits  # the verifier looks at the calls, so the reward may read them
+        finding = "A gold trajectory earns {:.3g} more than one without its calls."
     earns = -wrong["reward"] if abs(wrong["reward"]) > chance["reward"] else 0.0
     moved = [n for n in reward if abs(quits[n]) > chance[n]]
     finding, values = finding.format(earns), values | {"earns": earns, "moved": moved}
-    if gains["left out"]:
-        culprit = next(iter(gains["left out"]))
-        why = f"{culprit} is None for a wrong answer, and without it a trajectory has no reward: give it 0."
-        return Item(name, "red", finding, why, values=values | {"culprit": culprit})
-    blamed, read = _blamed(reward, wrong, gains["an answer that no tool has shown"], chance, earns)
-    if blamed or earns <= 0:
-        tells = [n for n, (_, w) in reward.items() if w * wrong[n] < 0 and abs(wrong[n]) > chance[n]]
-        hidden = f"What scoring again changes hides what {' and '.join(tells)} pays for being right."
-        calls = -gains["other arguments"]["reward"] > chance["reward"]
-        culprit, why = (*blamed, ("", hidden if tells else CALLS if calls else NOTHING))[0]
-        light = "amber" if earns > max(read, EQUAL) or (calls and why == CALLS) else "red"
-        return Item(name, light, finding, why, values=values | {"culprit": culprit})
-    light, culprit, why = _paid_besides(reward, gold, gains, earns)
+    judges_calls = gains["other arguments"]["reward"] < -chance["reward"]
+    culprit, why = _blamed(reward, wrong, quits, chance, earns)
+    why = CALLS if why == NOTHING and judges_calls else why
+    light = ("amber" if why == CALLS else "red") if why else "green"
     return Item(name, light, finding, why, values=values | {"culprit": culprit})
-
-
-def _paid_besides(
-    reward: Reward,
-    gold: Sequence[tuple[Task, Trajectory]],
-    gains: Mapping[str, Mapping[str, float]],
-    earns: float,
-) -> tuple[str, str, str]:
-    """A light, the component to blame and why, where a right answer earns more than a wrong one."""
-    chance, wrong, quits = gains["chance"], gains["a wrong answer"], gains["a wrong answer at once"]
-    if quits["reward"] > chance["reward"]:
-        culprit = max(reward, key=lambda n: reward[n][1] * quits[n])
-        why = (
-            f"A wrong answer at once, without a call, earns {quits['reward']:.3g} more than a right one: "
-            f"lower the weight of {culprit} ({reward[culprit][1]:g})."
-        )
-        return "red", culprit, why
-    listed = _paid_for_lists(reward, gold)
-    if listed and listed["reward"] > max(-wrong["reward"] / 2, chance["reward"]):
-        culprit = max(reward, key=lambda n: reward[n][1] * listed[n])
-        why = (
-            f"A list of answers earns {listed['reward']:.3g} more where the right one is among them: a "
-            f"policy may learn to list. Have {culprit} compare whole answers."
-        )
-        return "amber", culprit, why
-    longer = gains["many more tokens"]["reward"]
-    if longer > max(SLACK * earns, chance["reward"]):
-        why = f"A trajectory five times as long earns {longer:.3g} more: bound what pays for length or calls."
-        return "amber", "", why
-    return "green", "", ""
-
-
-def _paid_for_lists(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> dict[str, float]:
-    """What a list of other tasks' answers earns more with the right one in it, on average, as ``reward`` and
-    by component; {} where that cannot be told.
-    """
-    answers, rows = list(dict.fromkeys(t.answer for _, t in gold if t.answer)), []
-    for task, trajectory in gold:
-        if not trajectory.answer:
-            continue
-        others = [a for a in answers if a != trajectory.answer]
-        start, *others = (others if len(others) > 1 else others + FILLERS)[:LISTED]
-        lists = [start, trajectory.answer, *others], [start, *others]
-        changed = [saying(trajectory, ", ".join(x)) for x in lists]
-        holds, lacks = (
-            t.components | {"reward": t.reward} for t in (score(task, t, reward) for t in changed)
-        )
-        more = {n: holds[n] - lacks[n] for n in holds if None not in (holds[n], lacks.get(n))}
-        if "reward" in more:
-            rows.append(more)
-    return {n: float(np.mean([m.get(n, 0.0) for m in rows])) for n in (*reward, "reward")} if rows else {}
 
 
 def _judged_by_calls(task: Task, trajectory: Trajectory) -> bool:
@@ -227,58 +145,48 @@ def _judged_by_calls(task: Task, trajectory: Trajectory) -> bool:
     return verify(task, silent(trajectory)).value != 1.0
 
 
-def _blamed(
-    reward: Reward,
-    wrong: Mapping[str, float],
-    unseen: Mapping[str, float],
-    chance: Mapping[str, float],
-    earns: float,
-) -> tuple[list[tuple[str, str]], float]:
-    """Components to blame and why, and the most that one pays for the answer standing in an observation."""
-    moved = {n for n in reward if abs(wrong[n]) > chance[n]}
-    paid = {n: w * wrong[n] for n, (_, w) in reward.items() if n in moved and w * wrong[n] > EQUAL}
-    reads = {
-        n: -w * unseen[n]
-        for n, (_, w) in reward.items()
-        if n not in moved and abs(unseen[n]) > chance[n] and -w * unseen[n] > EQUAL
-    }
-    blamed = [
-        (n, f"{n} alone tells right from wrong, and its weight is 0: give it one.")
-        for n, (_, w) in reward.items()
-        if not w and n in moved and wrong[n] < 0 and earns <= 0
-    ]
-    if earns <= 0 and paid:
-        why = "pays more for a wrong answer than for a right one: its sign, or its weight's, is flipped."
-        blamed.append((most := max(paid, key=paid.get), f"{most} {why}"))
-    if reads and max(reads.values()) >= earns / 2:
-        why = "pays for the answer standing in an observation, whatever is answered: pay for the answer."
-        blamed.append((most := max(reads, key=reads.get), f"{most} {why}"))
-    return blamed, max(reads.values(), default=0.0)
+Gains = Mapping[str, float]  # of "reward" and of each component
 
 
-def _gains(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> dict[str, dict[str, float]]:
+def _blamed(reward: Reward, wrong: Gains, quits: Gains, chance: Gains, earns: float) -> tuple[str, str]:
+    """The component to blame and why; two empty texts where a right answer earns what it should."""
+    moved = [n for n in reward if abs(wrong[n]) > chance[n]]
+    if earns <= 0:
+        unweighted = [n for n in moved if not reward[n][1] and wrong[n] < 0]
+        flipped = [n for n in moved if reward[n][1] * wrong[n] > EQUAL]
+        if unweighted:
+            n = unweighted[0]
+            return n, f"{n} alone tells right from wrong, and its weight is 0: give it one."
+        if flipped:
+            n = max(flipped, key=lambda n: reward[n][1] * wrong[n])
+            return n, f"{n} pays more for a wrong answer: its sign, or its weight's, is flipped."
+        return "", NOTHING
+    if quits["reward"] > chance["reward"]:
+        n = max(reward, key=lambda n: reward[n][1] * quits[n])
+        more = f"A wrong answer at once, without a call, earns {quits['reward']:.3g} more than a right one"
+        return n, f"{more}: lower the weight of {n} ({reward[n][1]:g})."
+    return "", ""
+
+
+def _gains(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> tuple[dict[str, Gains], Gains]:
     """How much more each variant of gold trajectories earns, as ``reward`` and by component, on average.
 
-    "chance" is four standard errors of what scoring the same trajectories again changes; "left out" holds
-    the components that score no wrong answer.
+    And "chance": four standard errors of what scoring the same trajectories again changes. A component that
+    scores no wrong answer gives nothing for it.
     """
-    rows: dict[str, list[dict[str, float]]] = {}
+    names, rows = (*reward, "reward"), {}
     for task, trajectory in gold:
         scored = {name: score(task, variant, reward) for name, variant in variants(trajectory)}
         scored |= {f"again {number}": score(task, trajectory, reward) for number in range(AGAIN)}
         earned = {name: t.components | {"reward": t.reward} for name, t in scored.items()}
+        base = earned["gold"]
         for name, own in earned.items():
-            base = {n: earned["gold"].get(n) for n in own}
-            more = {n: v - base[n] for n, v in own.items() if v is not None and base[n] is not None}
+            more = {n: (own.get(n) or 0.0) - base[n] for n in names if base.get(n) is not None}
             rows.setdefault(name, []).append(more)
-    names = (*reward, "reward")
     found = {v: {n: float(np.mean([m.get(n, 0.0) for m in ms])) for n in names} for v, ms in rows.items()}
     again = [more for number in range(AGAIN) for more in rows[f"again {number}"]]
-    errors = {n: np.sqrt(np.mean([m.get(n, 0.0) ** 2 for m in again]) / len(gold)) for n in names}
-    left = {n for n in reward if any(n in m for m in rows["gold"])}
-    left -= {n for n in reward if any(n in m for m in rows["a wrong answer"])}
-    found |= {"left out": dict.fromkeys(sorted(left), 0.0)}
-    return found | {"chance": {n: max(4 * float(error), EQUAL) for n, error in errors.items()}}
+    errors = {n: math.sqrt(np.mean([m.get(n, 0.0) ** 2 for m in again]) / len(gold)) for n in names}
+    return found, {n: max(4 * error, EQUAL) for n, error in errors.items()}
 
 
 # ---- components
@@ -316,15 +224,16 @@ def component(
 
 
 def _alive(name: str, weight: float, share: float, by_success: float, probed: Probed) -> tuple[str, str]:
-    if probed.missing and weight:
+    """Light and advice for a component that varies."""
+    if not weight:
+        return "green", ""
+    if probed.missing:
         reads = f"It reads {_listed(probed.missing)}, which no record holds"
         return "red", f"{reads}: that part of it never acts. Write that input, or remove it."
-    if SLOWER in probed.moved_by and weight:
-        clock = (
-            f"{name} depends on how busy the machine is, and is {_percent(share)} of the reward's variance"
-        )
-        return "red" if share >= DOMINANT else "amber", f"{clock}: count turns or tokens, or scale it down."
-    if probed.absent and weight:
+    if SLOWER in probed.moved_by:
+        clock = f"{name} depends on how busy the machine is: count turns or tokens, or scale it down."
+        return "red" if share >= DOMINANT else "amber", clock
+    if probed.absent:
         return "amber", f"It reads {_listed(probed.absent)}, which no task here has: that part never acts."
     if share >= DOMINANT and by_success < BESIDES:
         decides = f"{name} decides the advantages, success only {_percent(by_success)} of them"
@@ -345,19 +254,16 @@ def _constant(
         )
     if not values and not best and probed.absent:
         return "green", f"It applies to no task here, as none has {_listed(probed.absent)}."
-    if values and not probed.moved_by and not probed.right:
-        return "amber", "Nothing right was sampled, and no gold trajectory could be tried: it may be alive."
-    if not values or not probed.moved_by:  # a value may still depend on what no variant changes
-        return "amber" if values else "red", (
-            f"{name} {'seems' if values else 'is'} dead: neither a wrong answer, nor no answer, nor other "
-            "calls, texts or lengths change it. Mend or remove it."
-        )
+    if not probed.moved_by:  # a value may still depend on what no variant changes
+        if values and not probed.right:
+            return "amber", "Nothing right was sampled, and no gold trajectory could be tried: it may live."
+        nothing = "neither a wrong answer, nor no answer, nor other calls, texts or lengths change it"
+        return "amber" if values else "red", f"{name} seems dead: {nothing}. Mend or remove it."
     moved = f"It does change with {_listed(probed.moved_by)}."
     sign = math.copysign(1.0, weight)  # of a penalty the full value is the smallest
-    if sign * values[0] >= max((sign * value for value in best), default=math.inf) - EQUAL:
-        saturated = f"{name} is saturated: every trajectory has its full value, so it teaches nothing now."
-        return "green", f"{saturated} {moved}"
-    return "amber", f"No trajectory moves {name} yet. {moved}"
+    if values and sign * values[0] >= max((sign * value for value in best), default=math.inf) - EQUAL:
+        return "green", f"{name} is saturated: every trajectory has its full value. {moved}"
+    return "amber" if values else "red", f"No trajectory moves {name} yet. {moved}"
 
 
 def _part(groups: Groups, name: str, reward: Reward) -> float:
