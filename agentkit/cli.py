@@ -298,7 +298,7 @@ def preflight_command(
     from agentkit.training.launch import Work
 
     values, folder = _recipe(recipe, changes), load_run(run) if run else None
-    if values.shard or values.tensor_parallel > 1:
+    if values.shard:
         raise RecipeError(
             "this loads one card, and the recipe's model takes several: notebook 03 examines it"
         )
@@ -564,7 +564,7 @@ def serve_command(
         merge: merge an adapter folder in
         host: keep it private, for whoever reaches the server can change its weights
         port: on which it listens
-        lora_rank: for recipes in bfloat16 or with weight_sync: lora; their lora_r
+        lora_rank: of the adapters that a training hands over; the recipe's lora_r
         max_length: prompt and completion tokens at most
         memory: share of the GPU's memory
         gpu: the card it takes, from 0; without it all servers take the first
@@ -572,7 +572,7 @@ def serve_command(
         tensor_parallel: cards that the model is spread over
     """
     from agentkit.policies.serve import serve_command as command_of
-    from agentkit.policies.server_processes import served
+    from agentkit.policies.serve import served
 
     limits = {"max_lora_rank": lora_rank, "max_length": max_length, "memory_share": memory, "gpu": gpu}
     options = limits | {"precision": precision, "tensor_parallel": tensor_parallel}

@@ -2,7 +2,7 @@
 and which GPU a recipe would use for what.
 
 Nothing is changed. Leaves out anything that takes long: engines are looked for, not started, and torch is
-loaded only where a memory plan decides between topologies.
+not loaded.
 """
 
 import contextlib
@@ -26,8 +26,7 @@ from agentkit.records import RecipeError
 from agentkit.runs import Recipe, project_root, versions
 from agentkit.runs.run import version_of
 from agentkit.runs.sweep_slots import gpu_count
-from agentkit.runs.topology import visible
-from agentkit.training.topology_by_memory import placed
+from agentkit.runs.topology import choose
 
 DISK_GB, MEMORY_GB = 5, 4  # what the small recipe needs with room to spare
 GPU_DISK_GB = 60  # a model of 14B in 16 bits twice (as it came and with its cold start), and checkpoints
@@ -78,11 +77,9 @@ def find_gpus() -> list[dict[str, Any]]:
 
 
 def topology(recipe: Recipe, gpus: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the recipe's processes and servers would use, as a notebook says it; sizes are the driver's."""
-    seen = min(len(gpus), gpu_count()) if gpus else 0  # CUDA_VISIBLE_DEVICES may show fewer
-    shown = [gpus[int(n)] for n in visible(seen) if n.isdecimal() and int(n) < len(gpus)] or gpus
+    """What the recipe's processes would use, as a notebook says it."""
     try:
-        made = placed(recipe, seen, lambda: min(gpu["memory_gb"] for gpu in shown) * 2**30 / 1e9)
+        made = choose(recipe, min(len(gpus), gpu_count()) if gpus else 0)  # fewer may be shown
     except RecipeError as error:
         return {"kind": "refused", "why": str(error)}
     return asdict(made) | {"says": str(made)}

@@ -299,10 +299,7 @@ class Lab:
             return suite
         from agentkit.policies.loading import load_tokenizer  # loads torch
 
-        form = None if recipe.tool_format == "auto" else recipe.tool_format
-        lengths = prompt_lengths(
-            suite.tasks, load_tokenizer(recipe.model, recipe.chat), self.environments, form
-        )
+        lengths = prompt_lengths(suite.tasks, load_tokenizer(recipe.model, recipe.chat), self.environments)
         kept = [task for task in suite if lengths[task.id] <= limit]
         if empty := [name for name in SPLITS if not any(task.split == name for task in kept)]:
             raise SuiteError(f"no prompt in {empty[0]} has max_prompt_tokens {limit} or less: raise it")
@@ -360,14 +357,12 @@ class Lab:
             tool_timeout_s=recipe.tool_timeout_s,
             trajectory_timeout_s=recipe.trajectory_timeout_s,
             max_observation=recipe.max_observation,
-            max_thought=recipe.max_thought_tokens if recipe.thinking == "cut" else 0,
         )
         return {
             "environment": self.environments,
             "temperature": recipe.temperature,
             "limits": limits,
             "tool_failures": recipe.tool_failures,
-            "tool_format": None if recipe.tool_format == "auto" else recipe.tool_format,
             "tool_cache": None
             if recipe.tool_cache == "off"
             else ToolCache(os.path.expanduser(recipe.tool_cache or default_path())),

@@ -38,7 +38,6 @@ Advantage = Literal[
     "group", "dr_grpo", "rloo", "batch_std", "reinforce_baseline", "gdpo", "difficulty", "turn", "step"
 ]
 REWARDS, LOSSES, MISMATCH, ADVANTAGES = map(get_args, (Reward, Loss, Mismatch, Advantage))
-TOOL_FORMATS = ("auto", "hermes", "qwen3_coder", "llama3", "glm")
 FILES = (
     "lab",
     "tasks",
@@ -113,21 +112,12 @@ class Recipe(BaseModel):
         0, "tokens of a prompt; tasks with a longer one are left out; 0: no limit", stages="235"
     )
     top_k: Positive = _key(3, "passages the search tool returns", stages="1235")
-    tool_format: Literal["auto", "hermes", "qwen3_coder", "llama3", "glm"] = _key(
-        "auto", "how the agent writes tool calls: auto, hermes, qwen3_coder, llama3, glm", stages="235"
-    )
     chat_template: str = _key(
         "", "a file, the name of one that TRL ships, or training; empty: the model's own", stages="235"
     )
     template_arguments: Words = _key(
         "", "what the chat template is called with, such as enable_thinking=false", stages="235"
     )
-    thinking: Literal["kept", "cut", "dropped"] = _key(
-        "kept",
-        "thoughts: kept as sampled, or cut (the loop ends those that reach max_thought_tokens)",
-        stages="235",
-    )
-    max_thought_tokens: Positive = _key(512, "thinking cut: tokens of one thought", stages="235")
     tool_timeout_s: Seconds = _key(
         10.0, "seconds a tool call may take, where the tool declares no limit", stages="235"
     )
@@ -157,11 +147,6 @@ class Recipe(BaseModel):
     )
     precision: Literal["auto", "float32", "bfloat16"] = _key(
         "auto", "of the weights: float32, bfloat16, or auto: bfloat16 on a GPU, else float32", stages="235"
-    )
-    weight_sync: Literal["auto", "merged", "lora"] = _key(
-        "auto",
-        "how vllm and servers get weights: merged (all), lora (the adapter); auto: lora in bfloat16",
-        stages="235",
     )
     sync_threshold: Weight = _key(
         0.0,
@@ -336,24 +321,13 @@ class Recipe(BaseModel):
     )
     n_seeds: Positive = _key(1, "seeds for each drawing and method, from seed on", stages="d")
     gpus: Words = _key("auto", "GPUs to use: auto (all that are visible) or a number", stages="235")
-    topology: Literal["auto", "colocate", "split"] = _key(
-        "auto",
-        "colocate (every GPU rolls out and trains), split (servers roll out, the others train), or auto",
-        stages="235",
-    )
     processes: Positive = _key(
         1, "processes that train together, one a GPU; left out where GPUs are visible: all"
-    )
-    replicas: Count = _key(
-        0, "topology split: servers that roll out; 0: as many as half of the GPUs hold", stages="235"
     )
     shard: Switch = _key(
         False,
         "spread the model's layers over the processes that train, for models larger than a card",
         stages="235",
-    )
-    tensor_parallel: Positive = _key(
-        1, "topology split: cards that one server spreads its model over", stages="235"
     )
 
     def __init__(self, **values: Any) -> None:
@@ -369,7 +343,7 @@ class Recipe(BaseModel):
             raise RecipeError(f"unknown recipe key {odd[0]!r:.100}: a key is a word")
         recipe = cls(**values)
         _template_arguments(recipe.template_arguments)
-        for rules in (_clipping, _engine, _larger_than_a_card, _reward, batch_rules, _thinking):
+        for rules in (_clipping, _engine, _larger_than_a_card, _reward, batch_rules):
             refuse(rules(recipe))
         return recipe
 
@@ -523,11 +497,6 @@ def _engine(recipe: Recipe) -> Rules:
             f"deterministic needs engine: transformers, and engine is {recipe.engine!r}",
         ),
         (
-            recipe.deterministic and recipe.topology == "split",
-            "deterministic needs rollouts in the processes that train, and topology is split: set "
-            "deterministic: false, or leave topology out",
-        ),
-        (
             recipe.processes > 1 and recipe.engine == "unsloth",
             f"processes: {recipe.processes} is not for engine 'unsloth', which trains in one process on one "
             "card here: leave processes out, or use engine: vllm, which samples as fast",
@@ -542,24 +511,14 @@ def _engine(recipe: Recipe) -> Rules:
 def _larger_than_a_card(recipe: Recipe) -> Rules:
     return [
         (
-            recipe.tensor_parallel > 1 and recipe.topology != "split",
-            f"tensor_parallel: {recipe.tensor_parallel} is for the servers of topology: split; servers of "
-            "your own take it from agentkit serve --tensor-parallel, and an engine in a process that trains "
-            "has that process' card only",
-        ),
-        (
             recipe.shard and recipe.engine not in ("vllm", "server"),
             f"shard does not go with engine: {recipe.engine}, which samples with the weights that are "
             "trained: sharded ones are there only while all processes compute together. Use engine: vllm, "
             "or server",
         ),
         (
-            recipe.gaia and (recipe.shard or recipe.tensor_parallel > 1),
+            recipe.gaia and recipe.shard,
             "gaia measures in one process, on one card: leave it out where the model is larger than a card",
-        ),
-        (
-            recipe.shard and recipe.weight_sync == "merged",
-            "shard hands the adapter alone to engines: leave weight_sync: merged out",
         ),
         (
             recipe.shard and recipe.hindsight_weight,
@@ -619,24 +578,6 @@ def batch_rules(recipe: Recipe) -> Rules:
             share // size % recipe.minibatches,
             f"minibatches {recipe.minibatches} must divide the {share // size} forward and backward passes "
             "of a batch (prompts_per_step * group_size / processes / micro_batch): lower it, or micro_batch",
-        ),
-    ]
-
-
-def _thinking(recipe: Recipe) -> Rules:
-    return [
-        (
-            recipe.thinking == "dropped",
-            "thinking: dropped would take a turn's thoughts out of what the next turns read, so that no one "
-            "sequence of tokens is what was sampled, and log-probabilities, mask and KL would be those of a "
-            "text that the agent never read. Use thinking: cut with max_thought_tokens, which bounds each "
-            "thought and stays exact, or template_arguments: enable_thinking=false, which many templates "
-            "know",
-        ),
-        (
-            recipe.thinking == "cut" and recipe.max_thought_tokens >= recipe.max_turn_tokens,
-            f"thinking: cut at max_thought_tokens {recipe.max_thought_tokens} does nothing where "
-            f"max_turn_tokens {recipe.max_turn_tokens} ends the turn first: lower the one or raise the other",
         ),
     ]
 

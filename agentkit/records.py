@@ -77,8 +77,6 @@ class Turn:
     span: tuple[int, int]  # [start, end) of the sampled tokens in completion_ids
     results: tuple[ToolResult, ...] = ()
     seconds: float = 0.0  # waiting for and sampling this turn
-    # spans within it that the loop wrote to end a thought (thinking: cut); not trained on
-    closings: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import shutil
+import socket
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -224,15 +224,13 @@ def _under_the_old_name(policy: Any) -> Callable:
         engine.add_lora(old)
 
     def at_servers(model: PeftModel) -> None:
-        ask, name = policy._ask, policy._adapter
+        ask, name = policy._ask, policy._adapter.name
 
         async def asked(replica: Any, method: str, path: str, **options: Any) -> Any:
             if path == "/v1/unload_lora_adapter":
                 return None  # done before
             if path == "/v1/load_lora_adapter":
                 await ask(replica, "POST", "/v1/unload_lora_adapter", json={"lora_name": name})
-            if path == "/reset_prefix_cache":
-                return SimpleNamespace(json=lambda: {"success": True})
             return await ask(replica, method, path, **options)
 
         policy._ask, policy._updates = asked, policy._updates - 1
@@ -244,3 +242,10 @@ def _under_the_old_name(policy: Any) -> Callable:
     if hasattr(policy, "_replicas"):
         return at_servers
     return lambda model: policy._between_batches(in_process, model)
+
+
+def free_port() -> int:
+    """A port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import nbformat
-
-from agentkit.policies.server_processes import free_port
+from engines import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = (

@@ -227,7 +227,6 @@ CASES = {
     "a span beyond the tokens": (inside(EVAL, 0, "span", [1, 99]), BOTH, r"row 4: a turn spans \(1, 99\) of 3 completion tokens"),
     "a span before the tokens": (inside(STEP, 0, "span", [-1, 2]), TRAINED, r"row 4: a turn spans \(-1, 2\) of 3"),
     "a span backwards": (inside(STEP, 0, "span", [2, 1]), TRAINED, r"row 4: a turn spans \(2, 1\) of 3"),
-    "a closing beyond the tokens": (inside(STEP, 0, "closings", [[0, 7]]), TRAINED, r"row 4: a turn spans \(0, 7\) of 3"),
     "a turn's seconds": (inside(STEP, 0, "seconds", "1"), TRAINED, r"turns\[0\].seconds is '1'"),
     "results as text": (inside(STEP, 0, "results", "abc"), TRAINED, r"turns\[0\].results is 'abc'"),
     "arguments as text": (inside(STEP, 0, "results", [RESULT | {"arguments": "x"}]), TRAINED, r"results\[0\].arguments is 'x'"),

@@ -81,13 +81,6 @@ def test_a_trained_agent_keeps_its_adapter_in_half_precision(tmp_path, name):
     assert not isinstance(single, PeftModel)  # folded in, where that is exact
 
 
-def test_the_key_that_would_fold_is_refused_in_half_precision():
-    model, tokenizer = half_agent()
-    recipe = Recipe.from_mapping({"engine": "vllm", "weight_sync": "merged", "precision": "bfloat16"})
-    with pytest.raises(EngineError, match="weight_sync: merged would lose the adapter.* lora or auto"):
-        make_policy(adapter_on(model, 2e-4), tokenizer, "grpo", recipe)
-
-
 # ---- the guard's arithmetic
 def test_the_share_tells_an_engine_with_the_adapter_from_one_without():
     off = [[-1.0, -2.0, -3.0, -0.5]]

@@ -457,7 +457,7 @@ def test_its_recipes_run_to_the_comparison(name, tmp_path):
     small = {"n_tasks": 40, "sft_transcripts": 1, "sft_epochs": 1, "test_samples": 1, "steps": 1, "val_every": 1,
              "prompts_per_step": 2, "micro_batch": 10, "val_tasks": 2, "preflight": "warn", "max_turns": 2,
              "max_turn_tokens": 40, "engine": "transformers", "model": "nano", "warmup_steps": 0,
-             "shard": False, "topology": "auto", "processes": 1, "replicas": 0, "tensor_parallel": 1}  # fmt: skip
+             "shard": False, "processes": 1, "server_urls": ""}  # fmt: skip
     words = [word for key, value in small.items() for word in ("-p", f"{key}={value}")]
     recipe = project_root() / "params" / f"{name}.yaml"
     assert main(["run", str(recipe), "--run", str(tmp_path / "run"), *words]) == 0

@@ -19,6 +19,7 @@ from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.recipe import Recipe, read_recipe
 from agentkit.records import DataError, RecipeError, RunError, StopReason, SuiteError, Trajectory
 from agentkit.rewards import score_all
+from agentkit.rollouts.template_probe import with_template
 from agentkit.runs import Run, write_jsonl, write_tasks
 from agentkit.runs.trajectory_files import Unread
 from agentkit.tasks.family import with_content_id
@@ -541,10 +542,11 @@ def test_text_before_a_call_that_the_models_form_cannot_hold_is_refused(tokenize
     write_jsonl(
         path := tmp_path / "a.jsonl", [said(ASKS | {"content": "I look."}, REPLY, {"content": "Answer: 1"})]
     )
-    lab = Lab.open({"tool_format": "llama3"})
+    llama = copy.deepcopy(tokenizer)
+    llama.add_tokens(["<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"], special_tokens=True)
     with pytest.raises(RunError, match="row 1: in llama3's form no text stands before a call"):
-        read_transcripts(path, tokenizer, lab, given(1))
-    assert len(read_transcripts(path, tokenizer, Lab.open({"tool_format": "hermes"}), given(1))) == 1
+        read_transcripts(path, with_template(llama, "llama3_1"), Lab.open({}), given(1))
+    assert len(read_transcripts(path, tokenizer, Lab.open({}), given(1))) == 1
 
 
 def test_tools_of_a_table_are_shown_without_the_nulls_it_fills_in(tokenizer, tmp_path):

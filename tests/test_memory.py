@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -334,25 +333,6 @@ def test_a_plan_leaves_the_model_as_it_is(tokenizer):
     memory.plan(Recipe.from_mapping({"model": "nano"}), torch.float32, model.config, "cpu")
     assert (model.config.to_dict(), model.config._attn_implementation) == before
     TransformersPolicy(model, tokenizer).close()
-
-
-@pytest.mark.slow
-def test_shards_are_counted_once_over_all_processes_and_a_server_s_cards_share_its_weights():
-    config = Qwen3Config(vocab_size=500, **SHAPE | {"num_hidden_layers": 8})
-    values = {"engine": "vllm", "topology": "split", "max_tokens": 512, "max_turn_tokens": 100}
-    plain, halves = (
-        memory.plan(Recipe.from_mapping(values | more), config=config)
-        for more in ({}, {"shard": True, "processes": 2, "tensor_parallel": 2})
-    )
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    layer = sum(weight.nbytes for weight in model.model.layers[0].parameters())
-    assert plain.weights - halves.weights == 8 * layer / 2
-    assert plain.update_fixed - halves.update_fixed == pytest.approx(8 * layer / 2 - 2 * layer)
-    assert halves.served == plain.weights / 2 and halves.cached == plain.cached / 2
-    assert plain.engine_share == 0 and plain.apart, "the cards that train hold no engine"
-    large = replace(halves, served=60e9)
-    assert large.advice(48) == "a larger tensor_parallel: a card of a server needs 73.3 GB"
-    assert large.needed(48) == pytest.approx(73.3e9, rel=1e-3)
 
 
 @pytest.fixture

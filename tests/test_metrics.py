@@ -31,7 +31,7 @@ def test_a_step_is_counted():
     found = metrics.rollout_metrics(Step(1, (TASK, TASK), batch, counts=counts, seconds=3.0))
     assert found == {
         "success": 0.5, "unscored": pytest.approx(1 / 3), "out_of_time": 0.0, "no_turn": 0.0,
-        "turns": 1.0, "thoughts_cut": 0.0, "tool_calls": pytest.approx(2 / 3), "tool_failure_rate": 0.5, "completion_tokens": 2.0, "rollout_seconds": 3.0,
+        "turns": 1.0, "tool_calls": pytest.approx(2 / 3), "tool_failure_rate": 0.5, "completion_tokens": 2.0, "rollout_seconds": 3.0,
         "tool_seconds": pytest.approx(2.5 / 3), "tool_slowest_seconds": 2.0, "tool_cache_hits": 0.5,
         "dead_groups": 0.5, "dead_groups_sampled": 1.0, "groups_replaced": 0, "groups_dropped": 0,
         "extra_rollouts": 4, "left_out": pytest.approx(1 / 3),

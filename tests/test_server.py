@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from test_vllm_weights import tiny, with_lora
 
 from agentkit.nano import DATA
-from agentkit.policies import loading, serve
+from agentkit.policies import loading, serve, server
 from agentkit.policies.engine_weights import save_lora
 from agentkit.policies.server import API_KEY, ServerPolicy
 from agentkit.recipe import Recipe, RecipeError
@@ -202,48 +202,36 @@ def test_a_replica_that_fails_loses_its_requests_to_the_other_and_nothing_is_sam
     two[0].answer = FAULTS[fault]
     with ServerPolicy([replica.url for replica in two], EndsAt()) as policy:
         asked = requests(12)
-        with pytest.warns(UserWarning, match="is left out.*1 of 2 are left"):
+        with pytest.warns(UserWarning, match=f"the server {two[0].url} failed: .*; it is asked again"):
             assert [sample.ids for sample in play(policy, asked)] == wanted(asked)
-        play(policy, requests(12, 1, length=5))
-        again = [body for body in two[0].bodies if body["max_tokens"] == 5]  # one of before may be late
-        assert not again, "it is not asked again before it has the weights it missed"
+        two[0].bodies.clear()
+        play(policy, requests(4, 1))
+        assert not two[0].bodies, "while another works, that one is asked first"
 
 
-def test_a_replica_that_falls_silent_loses_its_requests_too_and_a_sync_does_not_wait_for_it(two, monkeypatch):
-    monkeypatch.setattr("agentkit.policies.server.BACK_S", 0.3)
-    two[0].answer = lambda body: time.sleep(3_600)
-    with ServerPolicy([replica.url for replica in two], EndsAt(), lora=True, silent_s=0.5) as policy:
-        asked, start = requests(12), time.monotonic()
-        with pytest.warns(UserWarning, match="said nothing for .* s, while another did. 1 of 2 are left"):
-            assert [sample.ids for sample in play(policy, asked)] == wanted(asked)
-        two[1].answer = lambda body: (200, {"success": True})
+def test_a_server_that_is_started_again_within_a_minute_loses_no_turn_and_is_given_the_adapter(
+    two, monkeypatch
+):
+    monkeypatch.setattr(server, "PAUSE_S", 0.05)
+    holding_adapters(two[0])
+    right = two[0].answer
+    with ServerPolicy([two[0].url], EndsAt()) as policy:
         policy.sync(with_lora(tiny()))
-        assert [bool(replica.why) for replica in policy._replicas] == [True, False]
-        assert time.monotonic() - start < 60
+        two[0].answer = FAULTS["failure"]
+        threading.Timer(0.5, lambda: (two[0].models["data"].pop(), setattr(two[0], "answer", right))).start()
+        with pytest.warns(UserWarning, match="status 503"):
+            assert [sample.ids for sample in play(policy, requests(3))] == wanted(requests(3))
 
 
-def test_the_last_replica_is_never_left_out_for_its_silence(two):
-    with ServerPolicy([replica.url for replica in two], EndsAt(), silent_s=1.0) as policy:
-        silent, other = policy._replicas
-        waiting = dict.fromkeys(map(str, range(9)), 0.0)
-        silent.running, silent.replied, other.why = waiting, 0.0, "it failed meanwhile"
-        policy._leave_out_silent(silent)
-        assert not silent.why
-        silent.why = "another request saw to it"  # so that none is left
-        policy._leave_out_silent(silent)
-        silent.running = {}
-
-
-def test_without_any_replica_left_there_is_one_clear_message(two):
-    for replica in two:
-        replica.answer = FAULTS["failure"]
-    refused = pytest.raises(EngineError, match=r"no server is left.*503: overloaded.*503.*nowhere")
-    with (
-        ServerPolicy([replica.url for replica in two], EndsAt()) as policy,
-        pytest.warns(UserWarning),
-        refused,
-    ):
-        play(policy, requests(4))
+def test_a_server_that_stays_away_ends_the_run_by_name(two, monkeypatch):
+    monkeypatch.setattr(server, "RETRY_S", 0.3)
+    monkeypatch.setattr(server, "PAUSE_S", 0.05)
+    two[0].answer = FAULTS["failure"]
+    named = f"{two[0].url} does not serve any more: .*503: overloaded.*run this again to go on"
+    with ServerPolicy([two[0].url], EndsAt()) as policy, pytest.warns(UserWarning):
+        for work in (lambda: play(policy, requests(4)), lambda: policy.sync(with_lora(tiny()))):
+            with pytest.raises(EngineError, match=named):
+                work()
 
 
 REPLIES = {
@@ -326,9 +314,9 @@ def test_an_adapter_is_handed_over_as_it_was_trained(two):
         return 200, {"success": True}  # of reset_prefix_cache
 
     two[0].answer = takes
-    with ServerPolicy([two[0].url], EndsAt(), lora=True) as policy:
+    with ServerPolicy([two[0].url], EndsAt()) as policy:
         policy.sync(model)
-        assert policy._adapter.endswith("-1") and policy._replicas[0].adapter == policy._adapter
+        assert policy._adapter.name.endswith("-1")
     own = {name.replace(".default", ""): x for name, x in model.state_dict().items() if ".lora_" in name}
     assert seen.keys() == own.keys() and all(torch.equal(seen[name], x) for name, x in own.items())
 
@@ -371,56 +359,14 @@ def test_two_trainings_on_one_server_keep_their_own_adapters(two):
         return {folders[body["model"]] for body in two[0].bodies}
 
     two[0].answer = noting
-    with ServerPolicy([two[0].url], EndsAt(), lora=True) as one:
-        with ServerPolicy([two[0].url], EndsAt(), lora=True) as other:
+    with ServerPolicy([two[0].url], EndsAt()) as one:
+        with ServerPolicy([two[0].url], EndsAt()) as other:
             for _ in range(3):
                 one.sync(model)
                 other.sync(model)
                 assert (answered_from(one), answered_from(other)) == ({one._folder}, {other._folder})
         assert answered_from(one) == {one._folder}
     assert not resets, "a server refuses one while the other samples"
-
-
-def test_a_replica_that_failed_while_it_loaded_loses_no_request(two):
-    """It is used again at once, before the requests that its failure has ended look why."""
-    holding_adapters(two[0])
-    model = with_lora(tiny())
-    with ServerPolicy([two[0].url], EndsAt(), lora=True) as policy:
-        policy.sync(model)
-        right, fail, replica = two[0].answer, threading.Event(), policy._replicas[0]
-
-        def slow(body):
-            if body and "prompt" in body and not fail.is_set():
-                time.sleep(0.2)
-            return right(body)
-
-        two[0].answer = slow
-
-        async def fails():
-            policy._leave_out(replica, "it failed")
-            replica.why = ""  # as deliver() does when the load is through
-            fail.set()
-
-        def failing():
-            while len(replica.running) < 4:
-                time.sleep(0.001)
-            asyncio.run_coroutine_threadsafe(fails(), policy._loop).result()
-
-        thread = threading.Thread(target=failing)
-        thread.start()
-        with pytest.warns(UserWarning, match="is left out: it failed"):
-            found = play(policy, asked := requests(4))
-        thread.join()
-    assert [sample.ids for sample in found] == wanted(asked)
-
-
-def test_a_server_that_fails_at_adapters_is_told(two):
-    two[0].answer = FAULTS["failure"]
-    with (
-        ServerPolicy([two[0].url], EndsAt(), lora=True) as policy,
-        pytest.raises(EngineError, match="no server is left.*status 503"),
-    ):
-        policy.sync(with_lora(tiny()))
 
 
 def test_the_key_comes_from_the_environment_and_a_refused_one_is_told_without_showing_it(two, monkeypatch):
@@ -440,9 +386,7 @@ def test_the_key_comes_from_the_environment_and_a_refused_one_is_told_without_sh
         ({"engine": "server", "server_urls": "localhost:8000"}, "http://HOST:PORT"),
         ({"engine": "server", "server_urls": "http://me:hunter2@a:1"}, "no path, user or password"),
         ({"engine": "server", "server_urls": "http://a:1/x"}, "no path"),
-        ({"topology": "split", "deterministic": True}, "topology is split: set deterministic: false"),
         ({"engine": "vllm", "deterministic": True}, "deterministic needs engine: transformers"),
-        ({"engine": "vllm", "weight_sync": "all"}, "weight_sync is 'all'; use auto, merged, lora"),
     ],
 )
 def test_a_recipe_names_an_engine_that_can_be(values, said):
@@ -490,7 +434,6 @@ def test_a_recipe_bounds_what_servers_do_at_a_time_and_how_long_a_turn_may_take(
         recipe = Recipe(**values, trajectory_timeout_s=trajectory_s)
         with loading.make_policy(tiny(), EndsAt(), "server", recipe) as policy:
             assert policy.in_flight == 6 and policy._client.timeout.read == turn_s
-            assert policy._silent_s == trajectory_s / 2
 
 
 @pytest.mark.slow

@@ -19,12 +19,12 @@ from agentkit.policies.engine_weights import folded
 from agentkit.policies.precision import precision_of
 from agentkit.policies.process_group import in_turn, world
 from agentkit.policies.server import ServerPolicy
-from agentkit.policies.shards import mesh_of, shard, sharded
+from agentkit.policies.shards import mesh_of, shard
 from agentkit.policies.sync_guard import sync
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.policies.vllm import VllmPolicy
 from agentkit.recipe import Recipe
-from agentkit.rollouts.policy import EngineError, Policy
+from agentkit.rollouts.policy import Policy
 from agentkit.rollouts.template_probe import with_template
 from agentkit.runs import Run, RunError, open_file
 from agentkit.runs.files import model_path
@@ -45,6 +45,7 @@ def load_agent(
     precision: str = "auto",
     chat: tuple[str, Mapping[str, Any]] = ("", {}),
     shards: bool = False,
+    apart: bool = False,
 ) -> tuple[Any, Any]:
     """A model and its tokenizer, on the GPU where there is one.
 
@@ -52,7 +53,7 @@ def load_agent(
         model: "nano", a folder or a hub name.
         merge: adapter folders folded in, in order.
         adapter: one more on top of these: folded in float32, where that samples faster and loses nothing; an
-            adapter still in half precision, where rounding would lose it.
+            adapter still in half precision, where rounding would lose it, and where it is to stay ``apart``.
         precision: float32, bfloat16, or auto: bfloat16 on a GPU, else float32.
         chat: the recipe's chat template and its arguments (``Recipe.chat``).
         shards: spread its layers over the processes, where there are several; they load it one by one, so
@@ -67,7 +68,7 @@ def load_agent(
     dtype = precision_of(precision)
     torch.backends.cuda.enable_cudnn_sdp(False)  # on Hopper it plans anew for each length of the keys
     tokenizer = load_tokenizer(model, chat)
-    keeps = adapter is not None and dtype != torch.float32
+    keeps = adapter is not None and (apart or dtype != torch.float32)
     folders = [*merge] if keeps or adapter is None else [*merge, adapter]
     if shards and world() > 1:
         mesh = mesh_of(device)
@@ -149,7 +150,8 @@ def agent_of(run: Run, recipe: Recipe, name: str) -> tuple[Any, Any]:
     """
     cold_start, trained = _adapters(run, recipe, name)
     run.warn_if_changed(ADAPTER)
-    return load_agent(recipe.model, cold_start, trained, recipe.precision, recipe.chat, recipe.shard)
+    apart = recipe.engine == "server"  # which takes an adapter and no weights
+    return load_agent(recipe.model, cold_start, trained, recipe.precision, recipe.chat, recipe.shard, apart)
 
 
 def check_agents(run: Run, recipe: Recipe, names: Iterable[str]) -> None:
@@ -199,22 +201,12 @@ def make_policy(model: Any, tokenizer: Any, name: str, recipe: Recipe, engine: A
     An engine with weights of its own is given the model's and must then compute the same (``sync``), else
     EngineError. ``engine`` is vLLM's where Unsloth loaded the model (``unsloth.adapted``).
     """
-    lora = recipe.weight_sync == "lora" or sharded(model)
-    if isinstance(model, PeftModel) and model.dtype != torch.float32:
-        if recipe.weight_sync == "merged":
-            raise EngineError(
-                "weight_sync: merged would lose the adapter: folded into bfloat16 weights a small update is "
-                "rounded away. Set weight_sync: lora or auto (servers: agentkit serve --lora-rank "
-                f"{recipe.lora_r})"
-            )
-        lora = True
     if recipe.engine == "transformers" or (recipe.engine == "unsloth" and not torch.cuda.is_available()):
         options = recipe.max_batch, recipe.deterministic, recipe.engine_memory
         return TransformersPolicy(model, tokenizer, name, *options)
     if recipe.engine == "server":
         wait = max(600.0, recipe.trajectory_timeout_s + 60.0)  # the trajectory's own clock ends first
-        times = {"timeout_s": wait, "silent_s": recipe.trajectory_timeout_s / 2}  # time for another to do it
-        policy = ServerPolicy(recipe.servers, tokenizer, name, lora=lora, **times)
+        policy = ServerPolicy(recipe.servers, tokenizer, name, timeout_s=wait)
         policy.in_flight = max(1, recipe.max_batch * len(recipe.servers) // world())
     else:
         room = {
@@ -222,7 +214,7 @@ def make_policy(model: Any, tokenizer: Any, name: str, recipe: Recipe, engine: A
             "memory_share": recipe.engine_memory,
             "max_batch": recipe.max_batch,
         }
-        policy = VllmPolicy(model, tokenizer, name, lora=lora, engine=engine, **room)
+        policy = VllmPolicy(model, tokenizer, name, engine=engine, **room)
         policy.in_flight = recipe.max_batch
     try:
         sync(policy, model, recipe.temperature, recipe.sync_threshold)

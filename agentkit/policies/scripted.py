@@ -55,12 +55,9 @@ class ScriptedPolicy(Policy):
         self.name = name
         self._flaws = [flaws] if isinstance(flaws, Flaws) else list(flaws) or [Flaws()]
         self._scripts: dict[int, Script] = {}  # by trajectory
-        self._said: dict[int, list[int]] = {}  # the ids of its turn, for one that is sampled in pieces
 
     async def sample(self, request: Request) -> Sample:
-        if not request.begun:
-            self._said[request.trajectory] = self._turn(request)
-        ids = self._said[request.trajectory][request.begun :][: request.max_new_tokens]
+        ids = self._turn(request)[: request.max_new_tokens]
         return Sample(ids, [0.0] * len(ids))
 
     def _turn(self, request: Request) -> list[int]:
@@ -78,7 +75,6 @@ class ScriptedPolicy(Policy):
 
     def end(self, trajectory: int) -> None:
         self._scripts.pop(trajectory, None)
-        self._said.pop(trajectory, None)
 
 
 def play(task: Task, flaws: Flaws, rng: random.Random, tool_format: str, tools: Tools = ()) -> Script:

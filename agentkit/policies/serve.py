@@ -1,12 +1,11 @@
 """The command that serves a model for the server policy: vLLM's own server with what the policy needs.
 
-Leaves out starting and watching several of them (server_processes).
+Leaves out watching it: the user starts one server a card.
 """
 
 import contextlib
 import importlib.util
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,10 +17,9 @@ from agentkit.policies.engine_weights import save_weights
 from agentkit.policies.loading import load_tokenizer, merged, pretrained
 from agentkit.policies.precision import precision_of
 from agentkit.policies.server import API_KEY
-from agentkit.policies.server_processes import SERVED
-from agentkit.policies.vllm import CPU_ENVIRONMENT, EXTENSION, lora_rank, missing
+from agentkit.policies.vllm import CPU_ENVIRONMENT, lora_rank, missing
 from agentkit.rollouts.policy import EngineError
-from agentkit.runs.children import TOKEN, die_with_parent
+from agentkit.runs import project_root
 from agentkit.runs.files import model_path
 from agentkit.runs.topology import CARDS
 
@@ -29,12 +27,12 @@ CPU_SERVER = CPU_ENVIRONMENT | {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # less memory than with two processes
     "OMP_NUM_THREADS": "1",  # or servers and trainer wait for each other, six times as long
 }
-DEVELOPERS = {"VLLM_SERVER_DEV_MODE": "1"}  # the ways to load weights and to drop the prefix cache
-FIXED = {
-    "worker-extension-cls": EXTENSION,
-    "generation-config": "vllm",
-    "logprobs-mode": "processed_logprobs",
-}
+FIXED = {"generation-config": "vllm", "logprobs-mode": "processed_logprobs"}
+
+
+def served(port: int) -> Path:
+    """Where the server on a port keeps the model that it has merged."""
+    return project_root() / "outputs" / ".served" / str(port)
 
 
 def serve_command(
@@ -48,8 +46,6 @@ def serve_command(
     """
     if importlib.util.find_spec("vllm") is None:
         raise EngineError(missing())
-    if TOKEN in os.environ:  # a notebook's, which ends with it
-        die_with_parent(signal.SIGTERM)
     if gpu is not None and tensor_parallel > 1:
         raise EngineError(
             f"--gpu takes one card, and --tensor-parallel {tensor_parallel} needs as many: leave --gpu out "
@@ -64,11 +60,11 @@ def serve_command(
         "host": host,
         "port": port,
         "dtype": dtype,
-        "served-model-name": os.environ.get(SERVED, "agentkit"),
+        "served-model-name": "agentkit",
         "gpu-memory-utilization": memory_share,
         "tensor-parallel-size": tensor_parallel,
     }
-    environment = {"VLLM_NO_USAGE_STATS": "1"} | (CPU_SERVER if cpu else {}) | os.environ | DEVELOPERS
+    environment = {"VLLM_NO_USAGE_STATS": "1"} | (CPU_SERVER if cpu else {}) | os.environ
     switches = ["--language-model-only", *(["--enforce-eager", "--no-enable-chunked-prefill"] if cpu else [])]
     if max_length:
         options["max-model-len"] = min(max_length, longest)

@@ -1,9 +1,9 @@
 """The vLLM policy: an engine of vLLM in this process, stepped in a thread of its own.
 
 Requests join the batch as they come, and prefix caching keeps earlier turns. Each request has its own seed,
-so the batch it lands in does not matter beyond rounding. The weights are those of a model of transformers:
-copied in place or as a LoRA adapter by ``sync``. Leaves out several GPUs for one model (serve it: server.py),
-quantisation, and pictures.
+so the batch it lands in does not matter beyond rounding. The weights are those of a model of transformers,
+read once when the engine starts; ``sync`` hands over its LoRA adapter. Leaves out several GPUs for one model
+(serve it: server.py), quantisation, and pictures.
 """
 
 import fcntl
@@ -28,13 +28,12 @@ import numpy as np
 import torch
 from peft import PeftModel
 
-from agentkit.policies.engine_weights import full_weights, save_config, save_lora, save_weights
+from agentkit.policies.engine_weights import save_lora, save_weights
 from agentkit.policies.threaded import ThreadedPolicy, settle
 from agentkit.rollouts.policy import EngineError, Request, Sample, seed_number
 from agentkit.rollouts.template_probe import end_of_turn_ids
 from agentkit.runs import append_to, user_cache
 
-EXTENSION = "agentkit.policies.vllm_worker.WeightSync"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # an engine's largest is one of these (config/lora.py)
 BATCHED_TOKENS = 8192  # that one step reads, on a GPU; an engine made in code would have 2,048
 FOLDERS = 64  # engines of one model that start at the same time
@@ -54,7 +53,6 @@ CPU_ENVIRONMENT = {
 class VllmPolicy(ThreadedPolicy):
     """Samples with vLLM from the weights of a model of transformers, a PEFT model included.
 
-    With ``lora`` a PEFT model's adapter is handed over, instead of all weights with the adapter folded in.
     ``max_length`` bounds a trajectory's tokens, ``max_batch`` how many are sampled together on a GPU.
     ``memory_share`` is of the GPU's memory; on a CPU the environment variable VLLM_CPU_KVCACHE_SPACE says how
     many GiB keys and values take. ``engine`` is an LLMEngine that reads the model's own weights, as Unsloth's
@@ -71,7 +69,6 @@ class VllmPolicy(ThreadedPolicy):
         tokenizer: Any,
         name: str = "policy",
         *,
-        lora: bool = False,
         max_length: int | None = None,
         memory_share: float = 0.3,
         max_batch: int = 128,
@@ -83,7 +80,7 @@ class VllmPolicy(ThreadedPolicy):
         self.tokenizer, self.name, self.max_length = tokenizer, name, max_length
         self.ends = sorted(end_of_turn_ids(tokenizer))
         self._engine, self._given = engine, engine is not None
-        self._lora = (lora or self._given) and isinstance(model, PeftModel)
+        self._lora = isinstance(model, PeftModel)
         self._folder = Path(tempfile.mkdtemp(prefix="agentkit-vllm-"))
         self._adapter: Any = None  # the LoRARequest in use
         self._can_sleep = self._asleep = False
@@ -118,11 +115,8 @@ class VllmPolicy(ThreadedPolicy):
         cuda = torch.cuda.is_available()
         rank = model.peft_config[model.active_adapter].r if self._lora else 0
         with self._group, _undisturbed(), model_folder(model.config) as folder:
-            if self._lora:  # the adapter comes on top of these
-                with model.disable_adapter():
-                    save_weights(model, folder)
-            else:
-                save_config(model, folder)
+            with model.disable_adapter() if self._lora else nullcontext():  # it comes on top of these
+                save_weights(model, folder)
             self._owns_group = not torch.distributed.is_initialized()
             for name, value in (ENVIRONMENT | ({} if cuda else CPU_ENVIRONMENT)).items():
                 os.environ.setdefault(name, value)
@@ -132,7 +126,6 @@ class VllmPolicy(ThreadedPolicy):
             self._can_sleep = can_sleep()
             arguments = EngineArgs(
                 model=str(folder),
-                load_format="auto" if self._lora else "dummy",  # sync brings all weights
                 skip_tokenizer_init=True,
                 language_model_only=True,  # no processor of images is asked for, and no tower loaded
                 dtype=str(model.dtype).removeprefix("torch."),
@@ -144,7 +137,6 @@ class VllmPolicy(ThreadedPolicy):
                 enable_sleep_mode=self._can_sleep,
                 logprobs_mode="processed_logprobs",  # at the sampling temperature
                 generation_config="vllm",  # nothing beyond what a request says
-                worker_extension_cls=EXTENSION,
                 disable_log_stats=True,
                 **({"max_num_seqs": max_batch, "max_num_batched_tokens": BATCHED_TOKENS} if cuda else {}),
                 **({"enable_lora": True, "max_loras": 1, "max_lora_rank": lora_rank(rank)} if rank else {}),
@@ -196,8 +188,6 @@ class VllmPolicy(ThreadedPolicy):
         self._wake()
         if self._lora:
             self._take_adapter(model)
-        elif not self._given:
-            self._engine.collective_rpc("agentkit_take", args=(full_weights(model),))
         if not self._engine.reset_prefix_cache():
             raise EngineError("vLLM kept keys and values of the old weights: the run must stop here")
 
@@ -338,8 +328,7 @@ def lora_rank(rank: int) -> int:
     """The smallest rank that vLLM can be started for and that holds an adapter of this rank."""
     if rank > LORA_RANKS[-1]:
         raise EngineError(
-            f"vLLM takes LoRA adapters up to rank {LORA_RANKS[-1]}, "
-            f"and this one has {rank}: use weight_sync: merged"
+            f"vLLM takes LoRA adapters up to rank {LORA_RANKS[-1]}, and this one has {rank}: lower lora_r"
         )
     return next(r for r in LORA_RANKS if r >= rank)
 

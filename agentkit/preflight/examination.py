@@ -205,7 +205,7 @@ SHOWN = ".first_groups.parquet"  # in the run's folder
 
 def first_look(work: Work) -> tuple[list[Trajectory], Preflight | None]:
     """Groups of the first training tasks, and the report where the recipe asks for one (preflight.json)."""
-    work.sample("agentkit.preflight.examination:look")
+    work.do("agentkit.preflight.examination:look")
     wanted = work.lab.recipe.preflight != "off"
     report = Preflight.load(work.run.file("preflight.json")) if wanted else None
     return read_trajectories(work.run.file(SHOWN)), report

@@ -16,7 +16,7 @@ from agentkit.runs.stages import STAGES, parameters_of
 from agentkit.runs.sweep import Design, Job, Sweep, plan
 
 # what the length of a prompt depends on, beside the suite and its tools
-_PROMPT = ("max_prompt_tokens", "model", "chat_template", "template_arguments", "tool_format")
+_PROMPT = ("max_prompt_tokens", "model", "chat_template", "template_arguments")
 
 
 def check(design: Design) -> None:

@@ -83,26 +83,6 @@ def prose_of(text: str, thought: bool = False) -> ParsedTurn:
     return ParsedTurn(_without_thoughts(THINK * thought + text))
 
 
-def open_thought(text: str, format: str, thought: bool = False) -> int | None:
-    """Where the inside of the thought begins that a turn so far leaves open, if any; other arguments as
-    parse_turn's. A mark in a call, as far as that has come, opens none.
-    """
-    before = THINK * thought
-    text, mark = before + text, None
-    if format == "llama3":
-        start = _LEADING_THOUGHTS.match(text).end()
-        if text.startswith(_TAG, start) or _OBJECT.match(text, start):
-            text = text[:start]
-    calls = 0
-    for mark, _, _ in _parts(_READ.get(format), text, {}):
-        calls += mark[0] != THINK
-        if calls > MAX_CALLS:  # the rest is not read
-            return None
-    if mark and mark[0] == THINK and THOUGHT not in text[mark.end() :]:
-        return mark.end() - len(before)
-    return None
-
-
 def parse_stored(text: str) -> ParsedTurn:
     """A turn of a log without its prompt: a thought that ends there and begins nowhere began in the prompt.
 

@@ -8,7 +8,6 @@ and writing calls (call_formats.py).
 
 import json
 import re
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +20,6 @@ from agentkit.rollouts.call_formats import (
     check_format,
     detect_format,
     format_call,
-    open_thought,
     parse_turn,
     prose_of,
 )
@@ -113,7 +111,6 @@ class ChatCodec:
         self._control = re.compile("|".join(map(re.escape, broken)) or r"(?!)")
         self.ends = end_of_turn_ids(tokenizer)
         self._end = self._encode(end_of_turn(tokenizer, called=True))
-        self.closing = self._encode(f"\n{THOUGHT}\n\n")  # how the loop ends a thought
         self._frames: dict[int, list[list[int]]] = {}
 
     def prompt_ids(self, prompt: str) -> tuple[int, ...]:
@@ -156,14 +153,6 @@ class ChatCodec:
         token for it, or the tokenizer's.
         """
         return len(ids) if ids and ids[-1] in self.ends else None
-
-    def thought_length(self, ids: Sequence[int], before: Sequence[int] = ()) -> int:
-        """Tokens of the thought that a turn's ``ids`` so far, sampled after ``before``, leave open; or 0."""
-        opened = opens_thought(self.tokenizer, before)
-        inside = open_thought(self.decode(ids), self.format, opened)
-        if inside is None:
-            return 0
-        return len(ids) - bisect_left(range(len(ids)), inside, key=lambda n: len(self.decode(ids[:n])))
 
     def shorten(self, text: str, limit: int) -> str:
         """A tool's reply of at most ``limit`` tokens; a mark says how much is missing."""

@@ -22,7 +22,6 @@ from inspect import iscoroutinefunction
 from itertools import chain, count, groupby
 from typing import Any
 
-from agentkit.recipe import Recipe
 from agentkit.records import DataError, Score, StopReason, Task, ToolCall, ToolResult, Trajectory, Turn
 from agentkit.rollouts.call_formats import parse_stored
 from agentkit.rollouts.chat import ChatCodec
@@ -57,23 +56,19 @@ RESETS = 2  # of environments for one trajectory, as the service that one asks m
 VERDICT_S = 120.0  # a verifier's own limits are shorter; this one is for a verifier that has none
 OUT_OF_TIME = "the wall clock ended it: raise trajectory_timeout_s, or use a faster engine or tools"
 CODE_TOOLS = ("python", "code_interpreter")
-_KEYS = Recipe.keys()  # the defaults of Limits
 LAST_TURN = "No turns are left for tools: answer now."
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What bounds one trajectory; by default as a recipe has it."""
+    """What bounds one trajectory; the defaults are the recipe's."""
 
-    max_turns: int = _KEYS["max_turns"].default  # policy calls
-    max_turn_tokens: int = _KEYS["max_turn_tokens"].default  # sampled in one turn
-    max_tokens: int = _KEYS["max_tokens"].default  # completion tokens, tool replies included
-    tool_timeout_s: float = _KEYS["tool_timeout_s"].default  # of a tool that declares no limit of its own
-    trajectory_timeout_s: float = _KEYS["trajectory_timeout_s"].default  # one that takes longer is not scored
-    max_observation: int = _KEYS[
-        "max_observation"
-    ].default  # tokens of one reply; a longer one is cut, visibly
-    max_thought: int = 0  # tokens of one thought, which the loop then ends; 0 leaves it as it was sampled
+    max_turns: int = 10  # policy calls
+    max_turn_tokens: int = 1024  # sampled in one turn
+    max_tokens: int = 8192  # completion tokens, tool replies included
+    tool_timeout_s: float = 10.0  # of a tool that declares no limit of its own
+    trajectory_timeout_s: float = 600.0  # one that takes longer is not scored
+    max_observation: int = 500  # tokens of one reply; a longer one is cut, visibly
 
 
 async def arollout(
@@ -148,13 +143,10 @@ def _families(
 
 
 def prompt_lengths(
-    tasks: Sequence[Task],
-    tokenizer: Any,
-    environment: Factory | Mapping[str, Factory],
-    tool_format: str | None = None,
+    tasks: Sequence[Task], tokenizer: Any, environment: Factory | Mapping[str, Factory]
 ) -> dict[str, int]:
     """Tokens of each task's prompt, with the tools it lists, by task id; what a reset adds is not counted."""
-    families = _families(tasks, environment, tokenizer, (SYSTEM_PROMPT, tool_format))
+    families = _families(tasks, environment, tokenizer, (SYSTEM_PROMPT, None))
     return {task.id: len(families[task.family][0].prompt_ids(task.prompt)) for task in tasks}
 
 
@@ -305,16 +297,17 @@ class _Rollout:
                 self.codec.format,
                 tools=self.codec.tools,
             )
-            said, ended, closings = await self._sampled(request)
-            span = self.completion.extended(said)
-            closings = tuple((span[0] + i, span[0] + j) for i, j in closings)
-            text, seconds = self.codec.decode(said.ids), time.perf_counter() - start
-            self.turns.append(Turn(text, span, seconds=seconds, closings=closings))
-            if not ended:
+            sample = await self.policy.sample(request)
+            end = self.codec.turn_end(sample.ids)
+            ids, logprobs = sample.ids[:end], sample.logprobs[:end]
+            span = self.completion.sampled(ids, logprobs)
+            text, seconds = self.codec.decode(ids), time.perf_counter() - start
+            self.turns.append(Turn(text, span, seconds=seconds))
+            if end is None:
                 return (
                     StopReason.TRUNCATED_TURN if budget == limits.max_turn_tokens else StopReason.TOKEN_LIMIT
                 )
-            parsed = self.codec.parse(said.ids, request.ids)
+            parsed = self.codec.parse(ids, request.ids)
             if not parsed.calls and not parsed.errors:
                 self.answer = final_answer(parsed.text, answer_limit(verifier_kind(self.task)))
                 return StopReason.ANSWER
@@ -324,28 +317,6 @@ class _Rollout:
             if turn + 1 < limits.max_turns:
                 self._observe(results, last=turn + 2 == limits.max_turns)
         return StopReason.TURN_LIMIT
-
-    async def _sampled(self, request: Request) -> tuple[Completion, bool, list[tuple[int, int]]]:
-        """One turn, whether it ended, and where in it the loop has ended a thought that was too long.
-
-        Where thoughts are bounded it is sampled in pieces that no thought can outgrow.
-        """
-        said, closings, limit = Completion(), [], self.limits.max_thought
-        while (room := request.max_new_tokens - len(said.ids)) > 0:
-            thought = self.codec.thought_length(said.ids, request.ids) if limit else 0
-            if limit and thought >= limit:
-                closings.append(said.observed(self.codec.closing[:room]))
-                continue
-            piece = replace(request, ids=request.ids + said.ids, begun=len(said.ids))
-            if limit:
-                seed = (*request.seed, piece.begun) if piece.begun else request.seed
-                piece = replace(piece, seed=seed, max_new_tokens=min(room, limit - thought))
-            sample = await self.policy.sample(piece)
-            said.sampled(sample.ids, sample.logprobs)
-            end = self.codec.turn_end(said.ids)
-            if end is not None or len(sample.ids) < piece.max_new_tokens:  # an engine may have a limit too
-                return said.until(end), end is not None, closings
-        return said, False, closings
 
     def _at_once(self, call: ToolCall) -> bool:
         """Whether a call runs beside its neighbours in a turn: it is a coroutine, as in TRL, or pure."""

@@ -16,19 +16,15 @@ class Completion:
 
     def sampled(self, ids: list[int], logprobs: list[float]) -> tuple[int, int]:
         """Append what the policy sampled. Returns its span."""
-        return self.extended(Completion(ids, [1] * len(ids), logprobs))
+        return self._append(ids, 1, logprobs)
 
     def observed(self, ids: list[int]) -> tuple[int, int]:
-        """Append what the loop wrote: a tool's reply in the template's words, or a thought's end."""
-        return self.extended(Completion(ids, [0] * len(ids), [0.0] * len(ids)))
+        """Append what the loop wrote, which is a tool's reply in the template's words. Returns its span."""
+        return self._append(ids, 0, [0.0] * len(ids))
 
-    def extended(self, other: "Completion") -> tuple[int, int]:
-        """Append another. Returns its span."""
+    def _append(self, ids: list[int], mask: int, logprobs: list[float]) -> tuple[int, int]:
         start = len(self.ids)
-        self.ids += other.ids
-        self.mask += other.mask
-        self.logprobs += other.logprobs
+        self.ids += ids
+        self.mask += [mask] * len(ids)
+        self.logprobs += logprobs
         return start, len(self.ids)
-
-    def until(self, end: int | None) -> "Completion":
-        return Completion(self.ids[:end], self.mask[:end], self.logprobs[:end])

@@ -29,7 +29,6 @@ class Request:
     temperature: float  # 0 is greedy
     results: tuple[ToolResult, ...] = ()
     tool_format: str = "hermes"
-    begun: int = 0  # trailing ids that belong to this turn already, where it is sampled in pieces
     tools: Sequence[Mapping[str, Any]] = ()  # JSON schemas
 
 

@@ -70,8 +70,6 @@ def _sources(trajectory: Trajectory) -> list[tuple[int | None, str]]:
                 f"turn {number} spans [{start}, {end}) of {length} completion tokens: the record is damaged."
             )
         sources[start:] = [(number, "model")] * (end - start) + [(number, "observation")] * (length - end)
-        for first, last in turn.closings:  # the loop's words: nothing there was sampled
-            sources[first:last] = [(number, "observation")] * (min(last, end) - first)
     return sources
 
 

@@ -32,8 +32,8 @@ HASHED = ("tasks.jsonl", "baseline.json", "preflight.json", "comparison.json", "
           ADAPTER, "train/metrics.jsonl")  # fmt: skip
 # recipe keys that say where and how fast a run is executed, not what it is: notebooks may differ in them
 _MAY_DIFFER = (
-    "run engine server_urls weight_sync sync_threshold engine_memory tool_cache max_batch tool_timeout_s "
-    "trajectory_timeout_s deterministic gpus topology replicas shard tensor_parallel"
+    "run engine server_urls sync_threshold engine_memory tool_cache max_batch tool_timeout_s "
+    "trajectory_timeout_s deterministic gpus shard"
 ).split()
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSIONED = "agentkit torch transformers trl peft datasets accelerate plotly papermill".split()

@@ -45,7 +45,6 @@ _FINITE, _FINITE_OR_NONE = (
 _RESULT = _row(name=_TEXT, arguments=_OBJECT, observation=_TEXT, ok=_FLAG, seconds=_FINITE, cached=_FLAG)
 _SPAN = _list(_WHOLE, minItems=2, maxItems=2)
 _TURN = _row(text=_TEXT, span=_SPAN, results=_list(_RESULT), seconds=_FINITE)
-_TURN["properties"]["closings"] = _list(_SPAN)  # older records have none
 _EXAMPLE = '{"tool": "calculator", "arguments": {"expression": "1 + 1"}}'
 _STEPS = f"meta['plan'] must be a list of steps such as {_EXAMPLE}"
 _STEP = {name: part | {"says": _STEPS} for name, part in {"tool": _TEXT, "arguments": _OBJECT}.items()}

@@ -54,7 +54,7 @@ def slots_of(
     """
     if slots > 1 and any(recipe.get("server_urls") for recipe in recipes):
         why = "cells at once would replace each other's weights on the servers that server_urls names"
-        raise RecipeError(f"{why}: use --slots 1, or topology: split, which starts servers for each cell")
+        raise RecipeError(f"{why}: use --slots 1")
     if slots == 1 and not address:
         return contextlib.nullcontext((in_this_process, 1))
     return _by_ray(slots, address, recipes)
@@ -138,10 +138,8 @@ def _stop(jobs: Mapping[Future, Job]) -> None:
 
 
 def _wanted(recipe: Mapping[str, Any]) -> int:
-    """GPUs of a cell: one for each process and server, or what its recipe's gpus says."""
+    """GPUs of a cell: one for each process, or what its recipe's gpus says."""
     wanted = recipe.get("processes", 1)
-    if recipe.get("topology") == "split":
-        wanted += (recipe.get("replicas") or 1) * recipe.get("tensor_parallel", 1)
     if str(recipe.get("gpus", "auto")) != "auto":
         wanted = max(wanted, int(recipe["gpus"]))
     return wanted
@@ -152,8 +150,8 @@ def _needs(recipe: Mapping[str, Any], gpus: int) -> dict[str, int]:
     wanted = _wanted(recipe)
     if gpus and wanted > gpus:  # Ray would wait for ever
         raise RecipeError(
-            f"its {wanted} processes and servers need as many GPUs on one machine, the largest has {gpus}: "
-            "lower processes, replicas or gpus, or use a larger machine"
+            f"its {wanted} processes need as many GPUs on one machine, the largest has {gpus}: "
+            "lower processes or gpus, or use a larger machine"
         )
     return {"num_gpus": wanted, "num_cpus": 0} if gpus else {"num_cpus": 1}
 

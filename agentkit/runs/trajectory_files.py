@@ -204,7 +204,7 @@ def trajectory_from(row: Mapping[str, Any], blank: Mapping[str, tuple] | None = 
         raise ValueError("old_logprobs holds what is no number")
     tokens = {name: tuple(row[name]) for name in TOKENS} | (blank or {})
     turns, length = tuple(map(_turn, row["turns"])), len(tokens["completion_ids"])
-    for span in (span for turn in turns for span in (turn.span, *turn.closings)):
+    for span in (turn.span for turn in turns):
         if not 0 <= span[0] <= span[1] <= length:
             raise ValueError(f"a turn spans {span!s:.60} of {length} completion tokens")
     return Trajectory(**(row | tokens | {"turns": turns, "stop_reason": StopReason(row["stop_reason"])}))
@@ -213,8 +213,7 @@ def trajectory_from(row: Mapping[str, Any], blank: Mapping[str, tuple] | None = 
 def _turn(turn: Mapping[str, Any]) -> Turn:
     start, end = map(int, turn["span"])
     results = tuple(ToolResult(**r) for r in turn["results"])
-    closings = tuple((int(i), int(j)) for i, j in turn.get("closings", ()))
-    return Turn(turn["text"], (start, end), results, turn["seconds"], closings)
+    return Turn(turn["text"], (start, end), results, turn["seconds"])
 
 
 def misplaced(

@@ -138,8 +138,7 @@ class AgentGRPOTrainer(Resumable, Validated, Update, GRPOTrainer):
         reads, options = self.policy.max_length or math.inf, self._options
         # a text has no more tokens than bytes; the tools' is taken to be at most half of what is read
         long = [task for task in tasks if 2 * len(task.prompt.encode("utf-8", "replace")) >= reads]
-        chat = options["environment"], options["tool_format"]
-        lengths = prompt_lengths(long, self.policy.tokenizer, *chat)
+        lengths = prompt_lengths(long, self.policy.tokenizer, options["environment"])
         worst = max(lengths, key=lengths.get, default=None)
         if worst is not None and lengths[worst] >= reads:
             raise RecipeError(

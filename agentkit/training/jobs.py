@@ -10,6 +10,7 @@ from typing import Any
 
 from agentkit.lab import Lab
 from agentkit.policies.loading import agent_of, make_policy
+from agentkit.policies.process_group import on_main_process, world
 from agentkit.runs import Run, read_trajectories
 from agentkit.training.launch import DEMONSTRATIONS, OnMetrics
 
@@ -37,8 +38,9 @@ def control(lab: Lab, run: Run, tell: OnMetrics, name: str) -> dict[str, Any]:
     from agentkit.training.controls import train_control
 
     suite, whole = lab.load(run), Lab.of(run)
-    engine = {key: getattr(lab.recipe, key) for key in ("engine", "server_urls", "tensor_parallel")}
-    whole = replace(whole, recipe=whole.recipe.but(**engine))
+    whole = replace(
+        whole, recipe=whole.recipe.but(engine=lab.recipe.engine, server_urls=lab.recipe.server_urls)
+    )
     tasks = suite.split("train") if name == "sft_more" else lab.train_tasks(suite)  # rft: as GRPO had them
     agent, tokenizer, figures = train_control(name, whole, run, tasks)
     with make_policy(agent, tokenizer, name, lab.recipe) as policy:
@@ -52,3 +54,14 @@ def train(lab: Lab, run: Run, tell: OnMetrics) -> dict[str, Any]:
 
     agent, tokenizer = agent_of(run, lab.recipe, "sft")
     return grpo.train(lab.trainer(agent, tokenizer, lab.load(run), run, on_metrics=tell))
+
+
+def notebook_03(lab: Lab, run: Run, tell: OnMetrics) -> dict[str, Any]:
+    """What notebook 03 leaves in a run, for processes that the user started on several machines."""
+    lab = lab.planned(lab.load(run))
+    inputs = ["tasks.jsonl", "baseline.json"] + ["sft"] * lab.recipe.sft
+    on_main_process(lambda: run.begin("03_grpo", lab.recipe.used(), lab=lab.digest, inputs=inputs))
+    result = train(lab, run, tell)
+    told = {"topology": f"{world()} processes, started by the user", "devices": world()}
+    on_main_process(lambda: run.end("03_grpo", **result, **told))
+    return result

@@ -1,39 +1,52 @@
-"""What a notebook has done with its recipe's agent: here, or by processes of their own, one a GPU, started as
-children, watched and stopped cleanly.
+"""A notebook's jobs for its recipe's agent: in this process, or in one process a GPU, started by torchrun.
 
-``python -m torch.distributed.run ... -m agentkit.training.worker RUN JOB`` is one of the processes; each
-opens the recipe's lab itself, so that nothing has to be pickled, and sees its own card only. This process
-then holds no memory of a GPU. Leaves out what is done (jobs), and which card does what (runs.topology).
+``python -m torch.distributed.run .. -m agentkit.training.worker RUN JOB`` is one of the processes. Each opens
+the recipe's lab itself, so that nothing has to be pickled, and sees its own card only; this process then
+holds no memory of a GPU. It reads the metrics from the run's files, asks for a stop by the word stop in
+train/.control, and takes all of them along when it ends. Leaves out what is done (jobs), which card does
+what (runs.topology), and several machines: there the user starts torchrun (docs/cluster).
 """
 
 import gc
 import json
+import os
+import re
+import signal
+import subprocess
 import sys
-import threading
 import time
 import traceback
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from agentkit.lab import Lab
+from agentkit.machine import cores
 from agentkit.policies.precision import precision_of
-from agentkit.policies.server import NONE_LEFT
-from agentkit.policies.server_processes import Replicas, replicas
 from agentkit.records import Trajectory
-from agentkit.runs import Recipe, Run, RunError, read_json, write_json, write_trajectories
-from agentkit.runs.children import TOKEN, end_all, signals
-from agentkit.runs.topology import patience, settled
-from agentkit.training import checkpoint_folders, torchrun
+from agentkit.runs import Recipe, Run, RunError, read_json, write_bytes, write_json, write_trajectories
+from agentkit.runs.children import PARENT, TOKEN, end_all
+from agentkit.runs.topology import CARDS, choose, patience, settled
+from agentkit.training import checkpoint_folders
 from agentkit.training.processes import TrainingStopped
-from agentkit.training.topology_by_memory import placed
-from agentkit.training.worker import MARK, function_of
+from agentkit.training.worker import function_of
 
 JOBS = "agentkit.training.jobs"
 DEMONSTRATIONS = ".demonstrations.parquet"  # in the run's folder, for as long as they are imitated
+LOG = "launch.log"  # in the run's folder: what the processes print
+CONTROL = ("train", ".control")  # in the run's folder: the words stop and checkpoint
+LOOK_S = 0.5  # between two looks at the metrics
+TORCHRUN = """
+import signal
+from agentkit.runs.children import die_with_parent
+die_with_parent(signal.SIGKILL)
+from torch.distributed.run import main
+main()
+"""
 OnMetrics = Callable[[dict[str, Any]], None]
 
 
@@ -49,9 +62,8 @@ class Work:
 
     def __init__(self, lab: Lab, run: Run):
         self.lab, self.run = lab, run
-        self.topology = placed(lab.recipe, torch.cuda.device_count(), _smallest_gb)
-        # seconds by policy; each process' card and what it sampled by job; and what each control took
-        self._done: dict[str, dict[str, Any]] = {"measured": {}, "ranks": {}}
+        self.topology = choose(lab.recipe, torch.cuda.device_count())
+        self._done: dict[str, dict[str, Any]] = {"measured": {}}  # seconds by policy, and by control
 
     def __str__(self) -> str:
         return str(self.topology)
@@ -59,8 +71,7 @@ class Work:
     @property
     def devices(self) -> int:
         """GPUs, or processes on a CPU, whose time is spent."""
-        serving = self.topology.replicas * self.topology.tensor_parallel
-        return max(self.topology.workers, self.topology.processes + serving)
+        return self.topology.workers
 
     def discard(self, name: str) -> None:
         """Remove a policy's measurement, which was made with another recipe."""
@@ -104,46 +115,27 @@ class Work:
 
     def _measure(self, name: str, **arguments: Any) -> tuple[list[Trajectory], str]:
         start = time.monotonic()
-        sifted = self.sample(f"{JOBS}:measure", name=name, **arguments)["sifted"]
+        sifted = self.do(f"{JOBS}:measure", name=name, **arguments)["sifted"]
         self._done["measured"][name] = round(time.monotonic() - start, 1)
         return self.run.trajectories(name, tokens=False), sifted
 
     def control(self, name: str) -> dict[str, float]:
         """Train one of the recipe's controls and measure it; what it learnt from."""
-        number, start = self._imitating, time.monotonic()
-        if self.topology.tensor_parallel > 1:  # the other cards are the servers'
-            number = min(number, self.topology.processes)
-        figures = self.sample(f"{JOBS}:control", name=name, processes=number)["figures"]
+        start = time.monotonic()
+        figures = self.do(f"{JOBS}:control", name=name, processes=self._imitating)["figures"]
         took = figures | {"seconds": round(time.monotonic() - start, 1)}
         self._done.setdefault("controls", {})[name] = took
         return figures
 
     def train(self, on_metrics: OnMetrics = _ignore) -> dict[str, Any]:
-        """GRPO, with servers that roll out where the topology is split; what ``grpo.train`` returns.
-
-        Interrupting it stops after the step, with a checkpoint; so does the end of this process.
-        """
-        return self.do(f"{JOBS}:train", on_metrics, served=True)
-
-    def sample(self, job: str, **arguments: Any) -> dict[str, Any]:
-        """A job that samples (``do``): by servers where an engine needs several cards, else in the job."""
-        return self.do(job, served=self.topology.tensor_parallel > 1, **arguments)
+        """GRPO; what the trainer returns. Interrupting it stops after the step, with a checkpoint."""
+        return self.do(f"{JOBS}:train", on_metrics, processes=self.topology.processes)
 
     def do(
-        self,
-        job: str,
-        tell: OnMetrics = _ignore,
-        *,
-        served: bool = False,
-        processes: int | None = None,
-        **arguments: Any,
+        self, job: str, tell: OnMetrics = _ignore, *, processes: int | None = None, **arguments: Any
     ) -> dict[str, Any]:
-        """Call a job, "module:function", with the lab and the run, here or in ``processes``.
-
-        ``served`` leaves cards to the topology's servers, where it has any, which then roll out.
-        """
-        topology, name = self.topology, job.partition(":")[2]
-        if topology.kind == "here":
+        """Call a job, "module:function", with the lab and the run, here or in ``processes``."""
+        if self.topology.kind == "here":
             _collect()  # a trained model is a cycle, and would stay beside the one that is loaded now
             try:
                 return function_of(job)(self.lab, self.run, tell, **arguments)
@@ -151,41 +143,10 @@ class Work:
                 _empty(error)
                 raise
         self.lab.check_for_children()
-        number, cards, serving = topology.workers, topology.cards, ()
-        if served:
-            number, cards, serving = topology.processes, topology.training, topology.serving
-        number = processes or number
-        with replicas(self.lab.recipe, self.run, serving) as servers:
-            recipe = settled(self.lab.recipe, topology, servers.urls)
-            written = {"recipe": recipe, "job": job, "arguments": arguments}
-            given = self.run, name, number, cards, patience(self.recipe), written
-            while True:
-                _let_go()
-                try:
-                    result = _Children(*given).result(tell)
-                    break
-                except RunError:
-                    if not self._servers_came_back(servers, name):
-                        raise
-        self._done["ranks"][f"{name} {arguments.get('name', '')}".strip()] = result.pop("ranks")
-        return result
-
-    def _servers_came_back(self, servers: Replicas, name: str) -> bool:
-        """Whether a job failed for want of servers that have died, and answer again now."""
-        if not servers.urls or self.lab.recipe.resume == "never":
-            return False
-        if NONE_LEFT not in self.run.file(torchrun.LOG).read_text(encoding="utf-8", errors="replace"):
-            return False
-        kept = checkpoint_folders.steps(self.run.file("train", "checkpoints")) if name == "train" else []
-        then = f"goes on from {kept[0].name}" if kept else "begins anew"
-        print(f"{NONE_LEFT}: {name} waits until they are up again, and {then}", file=sys.stderr)
-        return servers.come_back()
-
-
-def _smallest_gb() -> float:
-    """GB of the smallest GPU in sight."""
-    count = torch.cuda.device_count()
-    return min(torch.cuda.get_device_properties(card).total_memory for card in range(count)) / 1e9
+        _let_go()
+        recipe, number = settled(self.lab.recipe, self.topology), processes or self.topology.workers
+        children = _Children(self.run, {"recipe": recipe, "job": job, "arguments": arguments})
+        return children.result(number, self.topology.cards[:number], tell)
 
 
 def _empty(error: BaseException | None) -> None:
@@ -221,78 +182,96 @@ def _let_go() -> None:
 class _Children:
     """torchrun and its processes, from their start to the last of them gone, however they end."""
 
-    def __init__(
-        self, run: Run, name: str, number: int, cards: Sequence[str], wait_s: float, job: dict[str, Any]
-    ):
-        self._run, self._name, self._wait_s = run, name, wait_s
-        self._token, self._number, self._cards = uuid.uuid4().hex, number, cards[:number]
+    def __init__(self, run: Run, job: dict[str, Any]):
+        self._run, self._token = run, uuid.uuid4().hex
+        self._wait_s, self._name = patience(Recipe.from_mapping(job["recipe"])), job["job"].partition(":")[2]
         self._job = run.file(f".job-{self._token}.json")  # of this launch: the result comes back in it
         write_json(self._job, job)
-        self._here = f"{name} in {number} process{'es' * (number != 1)}"
 
-    def _end_all(self) -> None:
-        end_all(TOKEN, self._token.__eq__)
-
-    def _end_with_it(self) -> None:
-        """End what torchrun leaves: a helper of a lab file may hold the output that is read to its end."""
-        self._child.wait()
-        self._end_all()
-
-    def result(self, tell: OnMetrics) -> dict[str, Any]:
+    def result(self, number: int, cards: Sequence[str], tell: OnMetrics) -> dict[str, Any]:
         """What the job returned. Raises RunError with its last error, TrainingStopped when interrupted."""
+        here = f"{self._name} in {number} process{'es' * (number != 1)}"
         try:
-            return self._result(tell)
+            child = self._start(number, cards)
+            try:
+                self._follow(child, tell)
+            except BaseException:
+                self._stop(child)
+                raise
+            answer = read_json(self._job)
+            if "result" not in answer:
+                raise RunError(f"{here} failed (see {self._run.file(LOG)}): {self._failure(child)}")
+            return answer["result"]
         except KeyboardInterrupt:
-            why = f"{self._here} was stopped; run this again to go on"
-            raise TrainingStopped(why) from None
+            raise TrainingStopped(f"{here} was stopped; run this again to go on") from None
         finally:
-            self._end_all()
+            end_all(TOKEN, self._token.__eq__)
             self._job.unlink(missing_ok=True)
 
-    def _result(self, tell: OnMetrics) -> dict[str, Any]:
-        self._child = torchrun.start(self._run, self._job, self._token, self._number, self._cards)
-        self._end = threading.Thread(target=self._end_with_it, daemon=True)
-        self._end.start()
-        try:
-            self._follow(tell)
-        except BaseException:
-            self._stop()
-            raise
-        answer = read_json(self._job)
-        if "result" not in answer:
-            raise RunError(self._failure())
-        return answer["result"]
+    def _start(self, number: int, cards: Sequence[str]) -> subprocess.Popen:
+        options = f"--standalone --local-addr=localhost --nproc_per_node={number}"
+        options += " --virtual-local-rank" * bool(cards)
+        words = [*options.split(), "-m", "agentkit.training.worker", self._run.path.resolve(), self._job]
+        threads = {"OMP_NUM_THREADS": str(max(cores() // number, 1))}
+        paths = os.pathsep.join(filter(None, sys.path))
+        own = {TOKEN: self._token, PARENT: str(os.getpid()), "PYTHONPATH": paths}
+        environ = threads | os.environ | own
+        environ |= {CARDS: ",".join(cards)} if cards else {}
+        with write_bytes(self._run.file(LOG), b"").open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-c", TORCHRUN, *map(str, words)],
+                env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
 
-    def _follow(self, tell: OnMetrics) -> None:
-        for line in self._child.stdout:
-            if line.startswith(MARK):
-                row = json.loads(line.removeprefix(MARK))
-                if "notice" in row:
-                    print(row["notice"], file=sys.stderr)
-                else:
-                    tell(row)
-        self._end.join()
+    def _follow(self, child: subprocess.Popen, tell: OnMetrics) -> None:
+        """Tell the newest row of metrics, each time that there is one, until the processes have ended."""
+        file, told = self._run.file("train", "metrics.jsonl"), ""
+        while child.poll() is None:
+            time.sleep(LOOK_S)
+            if self._name == "train" and file.exists():
+                _, *rows, _ = [
+                    "",
+                    "",
+                    *file.read_text(encoding="utf-8").split("\n"),
+                ]  # the last is half written
+                if rows[-1] != told:
+                    told = rows[-1]
+                    tell(json.loads(told))
 
-    def _stop(self) -> None:
-        """Ask the processes to stop by ending their input, and wait for a step and its checkpoint.
-
-        Not by a signal to torchrun, which would give them 30 seconds. A second interrupt does not wait,
-        SIGTERM does.
+    def _stop(self, child: subprocess.Popen) -> None:
+        """Wait for a training's step and its checkpoint, and for nothing else; a second interrupt waits for
+        neither.
         """
-        self._child.stdin.close()
-        timer = threading.Timer(self._wait_s, self._end_all)
-        timer.start()
-        try:
-            with signals(lambda name: None, "SIGTERM"):
-                self._follow(_ignore)
-        finally:
-            timer.cancel()
+        if self._name == "train" and child.poll() is None:
+            self._run.file(*CONTROL).parent.mkdir(exist_ok=True)
+            write_bytes(self._run.file(*CONTROL), b"stop\n")
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(self._wait_s)
 
-    def _failure(self) -> str:
-        log = self._run.file(torchrun.LOG).read_text(encoding="utf-8", errors="replace")
-        why = torchrun.death(self._child.returncode, log) or torchrun.last_error(log)
+    def _failure(self, child: subprocess.Popen) -> str:
+        log = self._run.file(LOG).read_text(encoding="utf-8", errors="replace")
+        why = death(child.returncode, log) or last_error(log)
+        if self._name != "train":
+            return why
         kept = checkpoint_folders.steps(self._run.file("train", "checkpoints"))
         after = f"{kept[0].name} is kept, run this again to go on" if kept else "there is no checkpoint yet"
-        after = f". {after}" if self._name == "train" else ""
-        file = self._run.file(torchrun.LOG)
-        return f"{self._here} failed (see {file}): {why}{after}"
+        return f"{why}. {after}"
+
+
+def death(code: int | None, log: str) -> str:
+    """Which process was ended by which signal, from torchrun's exit status and what it wrote; or ""."""
+    if code and code < 0:
+        return f"torchrun, which watches the processes, was ended by {signal.Signals(-code).name}"
+    for number, rank in re.findall(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)", log):
+        name = signal.Signals(int(number)).name
+        if name != "SIGTERM":  # by which torchrun ends the others
+            return f"process {rank} was ended by {name}, by hand or because memory ran out"
+    return ""
+
+
+def last_error(log: str) -> str:
+    """The last error that a process wrote, or the end of what was written."""
+    lines = log.splitlines()
+    errors = [s.strip() for s in lines if re.match(r"(\[rank\d+\]: *)?[\w.]*(Error|Stopped): \S", s)]
+    first = [error for error in errors if "closed by peer" not in error]  # as the others then say
+    return " | ".join((first or errors)[-1:] or lines[-3:])[:600]

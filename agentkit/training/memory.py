@@ -39,7 +39,6 @@ MARGIN = 1.1  # of what is counted
 # Bytes that an engine keeps while it sleeps: CUDA graphs, workspaces, the buffer of logits. Never measured:
 # sleep mode needs CUDA. A round figure above the 0.5 to 1 GB that such graphs are reported to take.
 ASLEEP = 2e9
-SERVER_SHARE = 0.9  # of its cards, that a server takes (agentkit serve)
 GB = 1e9
 UNMASKED = "agentkit_unmasked"  # SDPA without the masks that transformers makes where a model is only traced
 
@@ -91,7 +90,6 @@ class MemoryPlan:
     sleeps: bool = False  # the engine gives its share back during the update
     cached: float = 0.0  # keys and values of one trajectory, the least that an engine of its own must hold
     served: float = 0.0  # weights of such an engine on a card
-    apart: bool = False  # it has cards of its own (topology: split)
 
     def update(self, micro_batch: int | None = None) -> float:
         """Bytes at the peak of an update, with MARGIN."""
@@ -108,20 +106,17 @@ class MemoryPlan:
         """Bytes at the most, on a GPU of this size."""
         beside = 0.0 if self.rollouts else self.engine_share * size_gb * GB  # what the engine keeps
         beside = min(beside, ASLEEP) if self.sleeps else beside
-        server = self._engine / SERVER_SHARE if self.apart else 0.0
-        return max(self.update(micro_batch) + beside, self.sampling(size_gb), server)
+        return max(self.update(micro_batch) + beside, self.sampling(size_gb))
 
     @property
     def _engine(self) -> float:
         """Bytes that an engine of its own needs on a card, for its weights and one trajectory."""
-        return ((self.served or self.weights) + self.cached) * MARGIN
+        return (self.served + self.cached) * MARGIN
 
     def advice(self, size_gb: float) -> str:
         """Whether it fits a GPU of this size, and what to change where it does not."""
         room, share = size_gb * GB, self.engine_share * size_gb * GB
         least = self._engine
-        if self.apart and least > room * SERVER_SHARE:
-            return f"a larger tensor_parallel: a card of a server needs {least / SERVER_SHARE / GB:.1f} GB"
         if self.cached and self.engine_share and not self.rollouts and share < least:
             wanted = math.ceil(100 * least / room) / 100
             holds = (
@@ -154,8 +149,7 @@ def plan(
     scored = min(completion, recipe.max_turns * recipe.max_turn_tokens)
     row = PROMPT + completion
     rows = max(-(-recipe.micro_batch_tokens // row), 1) if recipe.micro_batch_tokens else recipe.micro_batch
-    apart = recipe.topology == "split"
-    own_cache = recipe.engine == "transformers" and not apart
+    own_cache = recipe.engine == "transformers"
     try:
         why = unkept(config) if own_cache else ""
         one, most = (update_peak(config, recipe, dtype, n, row, scored, device) for n in (1, max(rows, 2)))
@@ -176,15 +170,14 @@ def plan(
         update_fixed=one - each - elsewhere + gathered,
         update_row=each,
         rollouts=prefill if own_cache else 0.0,
-        engine_share=0.0 if apart or recipe.engine == "server" else recipe.engine_memory,
+        engine_share=0.0 if recipe.engine == "server" else recipe.engine_memory,
         micro_batch=rows,
         row_tokens=row if recipe.micro_batch_tokens else 0,
         kept=GROWTH * together * cached if own_cache else 0.0,
         sleeps=recipe.engine == "vllm" and can_sleep(),
         # of 4 bits weights are counted in 16
-        cached=0.0 if recipe.load_in_4bit else cached / recipe.tensor_parallel,
-        served=weights / recipe.tensor_parallel,
-        apart=apart,
+        cached=0.0 if recipe.load_in_4bit else cached,
+        served=weights,
     )
 
 

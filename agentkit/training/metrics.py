@@ -81,7 +81,6 @@ def rollout_metrics(step: Step) -> dict[str, float]:
         "out_of_time": fmean(t.stop_reason is StopReason.TIME_LIMIT for t in trajectories),
         "no_turn": fmean(not t.turns for t in trajectories),
         "turns": fmean(len(t.turns) for t in trajectories),
-        "thoughts_cut": sum(len(turn.closings) for t in trajectories for turn in t.turns) / len(trajectories),
         "tool_calls": len(calls) / len(trajectories),
         "tool_failure_rate": 1 - fmean(calls) if calls else 0.0,
         "completion_tokens": fmean(len(t.completion_ids) for t in trajectories),

@@ -47,7 +47,7 @@ CONTROL = ".control"  # in train/: the words stop and checkpoint, written by who
 ADAPTER = "adapter_model.safetensors"
 # recipe keys that may change between two attempts
 _FREE = (
-    "run resume save_every preflight report_to server_urls engine_memory tool_cache shard tensor_parallel "
+    "run resume save_every preflight report_to server_urls engine_memory tool_cache shard "
     "max_batch sync_threshold trajectory_timeout_s tool_timeout_s patience gpus"
 ).split()
 _PARTS = ("micro_batch", "micro_batch_tokens")  # may too, where no rollouts are kept in parts of that size

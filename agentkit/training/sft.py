@@ -157,4 +157,4 @@ def fine_tune(
     trainer.train()
     on_main_process(lambda: save_adapter(trainer.model, tokenizer, out))
     log = [{"step": row["step"], "loss": row["loss"]} for row in trainer.state.log_history if "loss" in row]
-    return settled(trainer.model), log
+    return (trainer.model if recipe.engine == "server" else settled(trainer.model)), log

@@ -71,7 +71,7 @@ def _codec(row: Mapping[str, Any], tokenizer: Any, lab: Lab, place: str) -> Chat
         raise RunError(f"{place}: a tool has no name")
     said = [content_of(m, Counter()) for m in row["messages"] if m["role"] in ("system", "developer")]
     system = "\n\n".join(said) if said else getattr(environment, "system_prompt", SYSTEM_PROMPT)
-    return ChatCodec(tokenizer, system, tools, lab.options()["tool_format"])
+    return ChatCodec(tokenizer, system, tools)
 
 
 def _encoded(row: Mapping[str, Any], place: str, codec: ChatCodec) -> Trajectory:

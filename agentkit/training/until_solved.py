@@ -48,8 +48,8 @@ _FREE = (
     "sft_micro_batch",
 )  # keys that may differ from what made a result
 _STARTS = {  # keys that make the cold start, besides sft_... and flaw_...; all seeds share one
-    "model", "n_tasks", "suite_seed", "transcripts", "lora_r", "lora_alpha", "precision", "tool_format",
-    "chat_template", "template_arguments", "thinking", "max_turns", "max_turn_tokens", "max_tokens",
+    "model", "n_tasks", "suite_seed", "transcripts", "lora_r", "lora_alpha", "precision",
+    "chat_template", "template_arguments", "max_turns", "max_turn_tokens", "max_tokens",
 }  # fmt: skip
 PUBLISHED = {  # arc25, a 0.5B model: what GRPO and hindsight replay took there
     "lines": ("40 rollouts", "2 epochs"), "12": ("584 rollouts", "2 to 4 epochs"),
