@@ -525,13 +525,8 @@ class Lab:
             )
 
     def contents(self) -> pd.DataFrame:
-        """What the lab holds, a row a part: what it is, its name, and what it does.
-
-        Where a notebook was handed no reward or families, as those that use none, only the lab file's own are
-        listed.
-        """
-        is_used = "families" in self.recipe.given or "run" not in self.recipe.given
-        named = self._asked() if is_used and not self.recipe.tasks else []
+        """What the lab holds, a row a part: what it is, its name, and what it does."""
+        named = self._asked() if not self.recipe.tasks else []
         tools = {
             name: ", ".join(tools_of(example(self.families[name].environment))) or "no tools"
             for name in [*named, *sorted(self.own_families - set(named))]
@@ -540,10 +535,9 @@ class Lab:
         rows += [
             ("verifier", name, _first_line(f), self._origin(True)) for name, f in self.own_verifiers.items()
         ]
-        listed = self.reward if "reward" in self.recipe.given else self.own_rewards
         rows += [
             ("reward", name, f"weight {weight:g}: {_first_line(f)}", self._origin(name in self.own_rewards))
-            for name, (f, weight) in listed.items()
+            for name, (f, weight) in self.reward.items()
         ]
         return pd.DataFrame(rows, columns=["", "name", "what it is", "from"]).set_index("")
 

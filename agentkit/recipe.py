@@ -6,7 +6,6 @@ small agent. Leaves out what cannot be said in one value: families, verifiers an
 in a lab file (agentkit.lab).
 """
 
-import ast
 import contextlib
 import difflib
 import json
@@ -85,7 +84,6 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    run: str = _key("", "run folder; empty means outputs/lab", stages="12345")
     lab: str = _key(
         "", "file with families, verifiers and rewards of your own (agentkit new)", stages="12345"
     )
@@ -371,25 +369,27 @@ class Recipe(BaseModel):
         return frozenset(self.model_fields_set)
 
     @classmethod
-    def from_notebook(cls, namespace: Mapping[str, Any]) -> Self:
-        """Read the parameters a notebook defined, papermill's injected ones included.
+    def from_notebook(cls, namespace: dict[str, Any]) -> Self:
+        """The recipe of a notebook: the file or mapping ``recipe`` with ``changes``, both of its parameters
+        cell, and the recipe keys that are variables beside them, as papermill injects, which win.
 
-        Called right after the parameters cell: every plain value assigned there and since must be a known
-        key, so that a misspelled parameter stops the notebook instead of being ignored. What cells left
-        behind that ran before it, such as those of an earlier Run All, is not looked at.
-
-        Raises RecipeError, also where ``run``, ``lab`` or ``tasks`` is what a later cell made of it.
+        Raises RecipeError, also where ``recipe`` is no longer what the parameters cell assigned.
         """
-        plain = (str, int, float, bool, list, dict, type(None))
-        names = _assigned_since_parameters(namespace.get("In", [])) or set(namespace) - _IPYTHON
-        mine = {n: v for n, v in namespace.items() if n in names and isinstance(v, plain)}
-        for name in ("run", "lab", "tasks"):
-            if name in names and name in namespace and not isinstance(namespace[name], str):
-                raise RecipeError(
-                    f"{name} is no longer the text that the parameters cell assigned, but of type "
-                    f"{type(namespace[name]).__name__}: run that cell again, then this one"
-                )
-        return cls.from_mapping({n: v for n, v in mine.items() if not n.startswith(("_", "PAPERMILL_"))})
+        plain = (str, int, float, bool, list, dict)
+        mine = {name: x for name, x in namespace.items() if isinstance(x, plain) and name[:1] != "_"}
+        recipe, changes = mine.get("recipe"), mine.get("changes", {})
+        if not isinstance(recipe, str | dict) or not isinstance(changes, dict):
+            raise RecipeError(
+                "recipe and changes are no longer what the parameters cell says: run it again first"
+            )
+        if not namespace.get("_recipe_was_read"):  # later, variables of any name may stand there
+            for name in mine.keys() - cls.model_fields.keys():
+                if close := difflib.get_close_matches(name, cls.model_fields, n=1, cutoff=0.75):
+                    raise RecipeError(f"unknown parameter {name!r}: did you mean {close[0]!r}?")
+            namespace["_recipe_was_read"] = True
+        given = changes | {name: x for name, x in mine.items() if name in cls.model_fields}
+        values = read_recipe(recipe) if isinstance(recipe, str) else recipe
+        return cls.from_mapping(values | beside(Path.cwd() / "notebook", given))
 
     @classmethod
     def keys(cls) -> dict[str, FieldInfo]:
@@ -601,27 +601,6 @@ def _template_arguments(text: str) -> dict[str, Any]:
             )
         arguments[name] = known
     return arguments
-
-
-_IPYTHON = frozenset({"In", "Out", "exit", "quit", "get_ipython", "open"})
-# the first cell of a notebook, and none that opens a run; papermill's own, which may assign run, is the next
-_PARAMETERS = re.compile(
-    r"(?!# Parameters\n)(?s:.*\n)?run\s*(?::[^=\n]*)?=(?!=)(?!\s*[\w.]*\b(?:Run|load_run)\b)"
-)
-
-
-def _assigned_since_parameters(cells: list[str]) -> set[str]:
-    """Names that IPython's cells assign, from the newest parameters cell on; none where there is none."""
-    begins = [number for number, cell in enumerate(cells) if _PARAMETERS.match(cell)]
-    others = Recipe.keys().keys() - {"run"}  # a cell without any of them only names another run
-    begins = [number for number in begins if _names(cells[number]) & others] or begins
-    return set().union(*map(_names, cells[begins[-1] : -1])) if begins else set()
-
-
-def _names(cell: str) -> set[str]:
-    with contextlib.suppress(SyntaxError):
-        return {n.id for n in ast.walk(ast.parse(cell)) if isinstance(n, ast.Name)}
-    return set()
 
 
 def _sentence(error: ValidationError) -> str:

@@ -252,9 +252,9 @@ def parameter_faults(source: str) -> list[str]:
         except ValueError:
             faults.append(f"parameter {target.id}: not a literal")
             continue
-        if not isinstance(value, int | float | str | bool | list):
+        if not isinstance(value, int | float | str | bool | list | dict):
             faults.append(
-                f"parameter {target.id}: {type(value).__name__} is not int, float, str, bool or list"
+                f"parameter {target.id}: {type(value).__name__} is not int, float, str, bool, list or dict"
             )
         if isinstance(value, str) and re.search("[=#]", value):
             faults.append(f"parameter {target.id}: '=' or '#' in its default")
@@ -385,12 +385,22 @@ def test_every_recipe_key_is_read_by_something():
     assert set(Recipe.keys()) - read - {f"flaw_{name}" for name in Recipe().flaws} == set()
 
 
-@pytest.mark.parametrize("stage", [*STAGES, "drawing"])
-def test_a_notebooks_parameters_are_the_recipes(stage):
-    """With the same help and, where the notebook is run by hand, the same value."""
-    for name, shown in papermill.inspect_notebook(str(ROOT / "notebooks" / f"{stage}.ipynb")).items():
-        key = Recipe.keys()[name]
-        assert (ast.literal_eval(shown["default"]), shown["help"].strip()) == (key.default, key.description)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebooks_first_code_cell_names_recipe_run_and_changes(path):
+    shown = papermill.inspect_notebook(str(path))
+    assert list(shown) == ["sweep" if path.stem == "06_ablations" else "recipe", "run", "changes"]
+    assert (ROOT / ast.literal_eval(next(iter(shown.values()))["default"])).is_file()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_no_other_cell_assigns_a_recipe_key(path):
+    """Run All twice would read it as a change to the recipe. A Lab or a table is none."""
+    cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
+    trees = [ast.parse(cell.source) for cell in cells if "parameters" not in cell.metadata.get("tags", ())]
+    names = [
+        n.id for t in trees for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    ]
+    assert set(names) & set(Recipe.keys()) <= {"lab", "steps", "sft"}
 
 
 # ---- files

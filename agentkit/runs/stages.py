@@ -75,7 +75,7 @@ def run_stages(
                 continue
             anew = True  # the later ones build on what this one writes
             _check_files(recipe, files, file_digests(recipe))
-            execute(stage, run, parameters_of(stage, recipe))
+            execute(stage, run, {"recipe": dict(recipe)})
             entry = run.manifest["stages"].get(stage, {})
             _check_files(recipe, {"lab": lab}, entry)  # what it opened
             if entry:
@@ -148,7 +148,7 @@ def _check_files(recipe: Mapping[str, Any], files: Mapping[str, str], now: Mappi
 
 def parameters_of(stage: str, recipe: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a recipe that a notebook is handed."""
-    return {name: recipe[name] for name in Recipe.keys_of(stage) if name in recipe and name != "run"}
+    return {name: recipe[name] for name in Recipe.keys_of(stage) if name in recipe}
 
 
 def compared(stage: str, recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def _manager(stage: str, parameters: Mapping[str, Any]) -> type:
     """Of a kernel that, where this process is told to end, has the time to end the step of a training."""
     from jupyter_client import AsyncKernelManager
 
-    step_s = 2 * patience(Recipe.from_mapping(parameters)) if stage == "03_grpo" else SHUTDOWN_S
+    step_s = 2 * patience(Recipe.from_mapping(parameters["recipe"])) if stage == "03_grpo" else SHUTDOWN_S
 
     class Manager(AsyncKernelManager):
         @property
@@ -224,7 +224,7 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
         papermill.execute_notebook(
             str(source),
             str(out),
-            parameters | {"run": str(run.path.resolve())},
+            parameters | {"run": str(run.path.resolve()), "changes": {}},
             kernel_name="python3",
             cwd=str(project_root()),
             progress_bar=sys.stderr.isatty(),

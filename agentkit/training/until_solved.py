@@ -40,13 +40,7 @@ from agentkit.verifiers.grids import as_rows, drawn_in, right_pixels
 if TYPE_CHECKING:
     from agentkit.lab import Lab
 
-_FREE = (
-    "run",
-    "drawings",
-    "methods",
-    "n_seeds",
-    "sft_micro_batch",
-)  # keys that may differ from what made a result
+_FREE = ("drawings", "methods", "n_seeds", "sft_micro_batch")  # keys that may differ from what made a result
 _STARTS = {  # keys that make the cold start, besides sft_... and flaw_...; all seeds share one
     "model", "n_tasks", "suite_seed", "transcripts", "lora_r", "lora_alpha", "precision",
     "chat_template", "template_arguments", "max_turns", "max_turn_tokens", "max_tokens",
@@ -136,7 +130,7 @@ def solve(lab: Lab, start: Path | None, task: Task, method: str, run: Run) -> li
     """
     _check(method)
     file, done = run.file("rounds.jsonl"), run.file("done.json")
-    unread = "hindsight_" if method == "grpo" else "run"  # keys that this method does not depend on
+    unread = "hindsight_" if method == "grpo" else "-"  # keys that this method does not depend on
     own = lab.recipe.everything().items()
     made = {k: v for k, v in own if k not in _FREE and not k.startswith(unread)}
     made |= {"task": task.id, "prompt": task.prompt}
