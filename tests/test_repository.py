@@ -16,6 +16,7 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 
+import nbformat
 import papermill
 import pytest
 
@@ -400,7 +401,7 @@ def test_no_other_cell_assigns_a_recipe_key(path):
     names = [
         n.id for t in trees for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
     ]
-    assert set(names) & set(Recipe.keys()) <= {"lab", "steps", "sft"}
+    assert set(names) & set(Recipe.keys()) <= {"lab", "steps", "sft", "reward"}
 
 
 # ---- files
