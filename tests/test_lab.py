@@ -143,7 +143,7 @@ def test_an_environments_own_reward_is_of_its_families_however_often_it_is_score
         t, elsewhere = score_all([own, other], [t, elsewhere], both)
         (left_out,) = score_all([own], [left_out], both)
         assert (t.reward, elsewhere.reward, left_out.reward) == (0.8, 1.0, 1.0)
-    with pytest.raises(ValueError, match="get_reward of Box raised"):
+    with pytest.raises(ValueError, match="Box.get_reward"):
         reward(own, dataclasses.replace(t, components={"Box": None}, reward=None))
 
 

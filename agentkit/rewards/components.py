@@ -87,7 +87,7 @@ def _own_reward(name: str, families: Collection[str]) -> Component:
         is_none = name in trajectory.components and trajectory.components[name] is None
         # one that has a reward was scored without it, as get_reward said None
         if is_none and trajectory.reward is None:
-            raise ValueError(f"get_reward of {name} raised or gave no finite number")
+            raise ValueError(trajectory.why or f"{name}.get_reward gave nothing")
         return trajectory.components.get(name)
 
     given.is_read = True  # off the trajectory: no other trajectory would tell what it gives

@@ -10,12 +10,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from numbers import Real
 from typing import Self
 
 from agentkit.records import Score, StopReason, Task, Trajectory
 from agentkit.runs import with_progress
 from agentkit.runs.labfile import blame, check_takes
+from agentkit.tools.execution import settled
 from agentkit.trajectories import verifier_kind
 from agentkit.verifiers import SHIPPED, verify
 
@@ -145,7 +147,7 @@ def _at_once(component: Component, pairs: Sequence[tuple[Task, Trajectory]], thr
 def _guarded(name: str, component: Component, task: Task, trajectory: Trajectory) -> float | None:
     """A component's value, None where it does not apply, NaN where it failed, so that the run goes on."""
     try:
-        value = component(task, trajectory)
+        value = settled(partial(component, task, trajectory))
         return None if value is None else float(value) if abs(value) <= LARGEST else math.nan
     except (Exception, SystemExit) as error:  # a reward is user code
         warnings.warn(

@@ -31,7 +31,7 @@ from agentkit.runs.labfile import blame
 from agentkit.sandbox import current_tier
 from agentkit.tools.cache import ToolCache
 from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment
-from agentkit.tools.execution import limited
+from agentkit.tools.execution import limited, settled
 from agentkit.tools.outages import Outages
 from agentkit.tools.runtime import (
     ToolSpec,
@@ -248,14 +248,15 @@ class _Rollout:
         except TimeoutError:
             verdict = Score(None, f"the verifier did not answer within {VERDICT_S:g} s")
         done = replace(done, success=verdict.value, why=verdict.why, sandbox=_tier(self.task, done))
-        return replace(done, components=await self._own_reward())
+        components, failure = await self._own_reward()
+        return replace(done, components=components, why="; ".join(filter(None, (done.why, failure))))
 
     async def _reset(self) -> str:
         """Make an environment and reset it; what that adds to the question."""
         limit_s, name = self.limits.tool_timeout_s, f"the environment of {self.task.family}"
         for _ in range(RESETS):
             try:
-                self.environment = await in_thread(self.factory, max(limit_s, MADE_S), name)
+                self.environment = await in_thread(partial(settled, self.factory), max(limit_s, MADE_S), name)
                 extra = await reset(self.environment, self.task, limit_s)
             except DataError as error:
                 self.failure = error
@@ -348,17 +349,23 @@ class _Rollout:
         ids = self.codec.observation_ids(texts, before)
         self.completion.observed(ids[: self._room()])
 
-    async def _own_reward(self) -> dict[str, float | None]:
-        """What the environment itself gives, if it applies; None where it fails or is no finite number."""
+    async def _own_reward(self) -> tuple[dict[str, float | None], str]:
+        """What the environment itself gives, if it applies; None and the reason where that is no number."""
         if not hasattr(self.environment, "get_reward"):
-            return {}
-        value = math.nan
-        with contextlib.suppress(Exception):
-            given = await call_method(self.environment.get_reward, {}, self.limits.tool_timeout_s)
+            return {}, ""
+        name, limit_s = type(self.environment).__name__, self.limits.tool_timeout_s
+        try:
+            given = await call_method(self.environment.get_reward, {}, limit_s)
             if given is None:  # as in TRL: it does not apply
-                return {}
-            value = float(given)
-        return {type(self.environment).__name__: value if math.isfinite(value) else None}
+                return {}, ""
+            if math.isfinite(value := float(given)):
+                return {name: value}, ""
+            why = f"it gave {value}"
+        except TimeoutError:
+            why = f"no answer within {limit_s:g} s"
+        except Exception as error:  # it is user code
+            why = blame(error)
+        return {name: None}, f"{name}.get_reward failed: {why}"
 
 
 def _verdict(task: Task, trajectory: Trajectory) -> Score:

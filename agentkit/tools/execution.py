@@ -1,6 +1,7 @@
 """Where tools run: in a thread, or on the tools' own event loop; waiting always ends in time.
 
-When the time is up an async tool is cancelled. A thread cannot be ended: it is left behind, and a tool that
+A user's verifiers, rewards and environments run here too (``settled``). When the time is up an async tool is
+cancelled. A thread cannot be ended: it is left behind, and a tool that
 has left MAX_HUNG behind is refused from then on. Leaves out what calls mean and what the policy is shown
 (agentkit.tools.runtime).
 """
@@ -8,6 +9,7 @@ has left MAX_HUNG behind is refused from then on. Leaves out what calls mean and
 import asyncio
 import contextlib
 import functools
+import inspect
 import os
 import queue
 import threading
@@ -73,15 +75,42 @@ async def in_thread(work: Callable[[], Any], limit_s: float, name: str = "") -> 
     async with limited("", MAX_THREADS):
         if name:
             _refuse_hung(name)
-        future, end = Future(), threading.Event()
-        future.set_running_or_notify_cancel()
-        try:
-            inbox = _idle.pop()
-        except IndexError:
-            inbox = queue.SimpleQueue()
-            threading.Thread(target=_serve, args=(inbox,), name="tool", daemon=True).start()
-        inbox.put(functools.partial(_fulfil, work, future, end))
+        future, end = _handed_over(work)
         return await _within(future, end, limit_s, name)
+
+
+def settled(work: Callable[[], Any]) -> Any:
+    """What a user's code gives, sync or async, and whether or not this thread runs an event loop.
+
+    Where it does, as a notebook's kernel does, ``work`` is called in a thread, so that it may call
+    asyncio.run. What it gives to be awaited is awaited on the tools' event loop.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        given = work()
+    else:
+        given = _handed_over(work)[0].result()
+    if not inspect.isawaitable(given):
+        return given
+    waiting = asyncio.run_coroutine_threadsafe(_awaited(lambda: given, threading.Event()), _started_loop())
+    try:
+        return waiting.result()
+    finally:  # nobody waits any more where it was interrupted
+        waiting.cancel()
+
+
+def _handed_over(work: Callable[[], Any]) -> tuple[Future, threading.Event]:
+    """Have a daemon thread call ``work``: what it will give, and its end."""
+    future, end = Future(), threading.Event()
+    future.set_running_or_notify_cancel()
+    try:
+        inbox = _idle.pop()
+    except IndexError:
+        inbox = queue.SimpleQueue()
+        threading.Thread(target=_serve, args=(inbox,), name="tool", daemon=True).start()
+    inbox.put(functools.partial(_fulfil, work, future, end))
+    return future, end
 
 
 def _serve(inbox: queue.SimpleQueue) -> None:

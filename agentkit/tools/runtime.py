@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from agentkit.records import DataError, Task, ToolCall, ToolResult
 from agentkit.runs.labfile import blame
 from agentkit.tools.cache import Outcome, ToolCache, canonical, key_of
-from agentkit.tools.execution import in_thread, limited, on_tool_loop
+from agentkit.tools.execution import in_thread, limited, on_tool_loop, settled
 
 T = TypeVar("T")
 MAX_OBSERVATION = 100_000  # characters; the limit in tokens is the rollout's
@@ -179,8 +179,10 @@ async def _ask(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limi
 
 async def call_method(method: Callable, arguments: dict[str, Any], timeout_s: float) -> Any:
     """What a tool, reset or get_reward returns. Raises TimeoutError, or whatever the method raises."""
-    run = on_tool_loop if inspect.iscoroutinefunction(method) else in_thread
-    return await run(functools.partial(method, **arguments), timeout_s, _name(method))
+    work = functools.partial(method, **arguments)
+    if inspect.iscoroutinefunction(method):
+        return await on_tool_loop(work, timeout_s, _name(method))
+    return await in_thread(functools.partial(settled, work), timeout_s, _name(method))
 
 
 async def reset(environment: Any, task: Task, timeout_s: float = 10.0) -> str:
@@ -218,13 +220,8 @@ def free_workers() -> None:
 
 
 def example(factory: Callable[[], T]) -> T:
-    """An environment, made in a thread where a loop runs, as in a notebook: its ``__init__`` may run one."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return factory()
-    with ThreadPoolExecutor(1, thread_name_prefix="environment") as thread:
-        return thread.submit(factory).result()
+    """An environment; its ``__init__`` may call asyncio.run."""
+    return settled(factory)
 
 
 def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -114,7 +114,9 @@ class Guards(TrainerCallback):
         self.watch.unscored = []
         lost = [t for t in batch if t.reward is None]
         unknown, idle = _unknown(lost), _unknown(t for t in batch if t.reward is not None)
-        reasons = sorted({t.why for t in lost if t.success is None and t.why})
+        reasons = sorted(
+            {t.why for t in lost if t.why and (t.success is None or ".get_reward failed" in t.why)}
+        )
         reasons += [f"{name} failed" for name in sorted(unknown - idle)]  # an idle one may merely not apply
         reasons = reasons or [f"{name} failed" for name in sorted(unknown)]
         raise TrainingError(

@@ -11,12 +11,13 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from functools import lru_cache
+from functools import lru_cache, partial
 from numbers import Real
 from typing import Any
 
 from agentkit.records import Score, Task, Trajectory, Unscored
 from agentkit.runs.labfile import blame, check_takes
+from agentkit.tools.execution import settled
 from agentkit.trajectories import results_of
 from agentkit.verifiers.extraction import MAX_ANSWER, MAX_CODE, unwrapped
 from agentkit.verifiers.judge import judge
@@ -110,7 +111,8 @@ def check(
         looks_at = _looks_at(verifier)
         context = {"trajectory": trajectory, "question": question or None}
         options |= {name: held for name, held in context.items() if held is not None and name in looks_at}
-        score = _as_score(kind, verifier(answer, str(gold), **options))
+        ask = partial(verifier, answer, str(gold), **options)
+        score = _as_score(kind, ask() if kind in SHIPPED else settled(ask))
         if score.value or kind not in _IN_WORDS:
             return score
         alone = unwrapped(answer)
