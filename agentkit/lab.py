@@ -93,9 +93,7 @@ class Lab:
         elif not isinstance(recipe, Recipe):
             recipe = Recipe.from_mapping(recipe)
         _check_reporter(recipe.report_to)
-        families = shipped_families(Corpus.open(), recipe.top_k, recipe.variety) | public_families(
-            recipe.top_k
-        )
+        families = shipped_families(Corpus.open(), recipe.top_k) | public_families(recipe.top_k)
         if not recipe.lab:
             return cls(recipe, families)
         path = find_file(recipe.lab)
@@ -186,7 +184,7 @@ class Lab:
 
     def _given(self, path: Path) -> Suite:
         """The suite of a file, with a warning of keys that are for built ones."""
-        keys, names = Recipe.keys(), ("families", "n_tasks", "variety")
+        keys, names = Recipe.keys(), ("families", "n_tasks")
         if unused := [name for name in names if getattr(self.recipe, name) != keys[name].default]:
             said = f"tasks names a suite, so {' and '.join(unused)} of the recipe do nothing"
             warnings.warn(said, stacklevel=3)

@@ -25,9 +25,7 @@ from agentkit.records import RecipeError
 if TYPE_CHECKING:
     from agentkit.runs.run import Run
 
-Reward = Literal[
-    "plan", "none", "toolrl", "toolrla", "image", "tcr", "tcr_paper", "drawing", "ordebug", "ordebug_solver"
-]
+Reward = Literal["plan", "none", "toolrl", "toolrla", "tcr", "tcr_paper"]
 Loss = Literal["grpo", "dapo", "dr_grpo", "bnpo", "cispo"]
 Mismatch = Literal[
     "auto", "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask",
@@ -90,9 +88,6 @@ class Recipe(BaseModel):
     seed: Count = _key(0, "of every random choice but the suite's", stages="235")
     families: Words = _key("A,B,C", "task families, separated by commas", stages="1")
     n_tasks: Annotated[int, Field(ge=20)] = _key(1200, "tasks in the suite, split 70/15/15", stages="1")
-    variety: Literal["plain", "wide"] = _key(
-        "plain", "kinds of questions: plain, or wide for more of them", stages="1"
-    )
     new_templates: Words = _key(
         "", "templates only the test has, such as A total4, with commas; reported apart", stages="1"
     )
@@ -232,11 +227,7 @@ class Recipe(BaseModel):
     )
     lora_r: Positive = _key(16, "LoRA rank", stages="23")
     lora_alpha: Positive = _key(32, "LoRA scale", stages="23")
-    reward: Reward = _key(
-        "plan",
-        "preset: plan, none, toolrl, toolrla, image, tcr, tcr_paper, drawing, ordebug, ordebug_solver",
-        stages="35",
-    )
+    reward: Reward = _key("plan", "preset: plan, none, toolrl, toolrla, tcr, tcr_paper", stages="35")
     reward_combine: Literal["sum", "product"] = _key(
         "sum", "how weighted components become one number: sum or product", stages="35"
     )
@@ -284,10 +275,6 @@ class Recipe(BaseModel):
     hindsight_keep: Annotated[Number, Field(ge=0.01, le=1)] = _key(
         1.0, "share of a task's lessons that is imitated, those nearest to what was asked"
     )
-    hindsight_samples: Positive = _key(
-        128, "hindsight replay: programs sampled for a task in a round", stages="d"
-    )
-    hindsight_learning_rate: Share = _key(1e-05, "of hindsight replay", stages="d")
     controls: Words = _key(
         "", "what GRPO is compared with besides: sft_more (SFT on every task), rft; with commas", stages="5"
     )
@@ -311,13 +298,6 @@ class Recipe(BaseModel):
     )
     until_solved: Switch = _key(False, "end training once every task of a step was solved by some rollout")
     patience: Count = _key(0, "validations without improvement before training ends early; 0 is never")
-    drawings: Words = _key(
-        "lines", "tasks to solve one by one: lines, 12, 16, 20, 25, with commas", stages="d"
-    )
-    methods: Words = _key(
-        "grpo,her,hybrid", "how to train until a drawing is solved, with commas", stages="d"
-    )
-    n_seeds: Positive = _key(1, "seeds for each drawing and method, from seed on", stages="d")
     gpus: Words = _key("auto", "GPUs to use: auto (all that are visible) or a number", stages="235")
     processes: Positive = _key(
         1, "processes that train together, one a GPU; left out where GPUs are visible: all"

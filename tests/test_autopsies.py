@@ -7,8 +7,8 @@ from pathlib import Path
 import nbformat
 import papermill
 import pytest
-
 from agentkit.preflight.autopsies import AUTOPSIES
+
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.rewards import score
 

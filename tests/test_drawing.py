@@ -8,6 +8,9 @@ import warnings
 import nbformat
 import papermill
 import pytest
+from agentkit.training.until_solved import Round, bests, frame, solve, solve_all, summary
+from agentkit.verifiers.grids import as_rows, drawn_in, pixel_equality
+from agentkit.verifiers.grids import verdict as said
 from widget_cases import trajectory
 
 from agentkit import Lab, verify
@@ -21,9 +24,6 @@ from agentkit.tools.runtime import tools_of
 from agentkit.training import until_solved
 from agentkit.training.guards import Guards
 from agentkit.training.hindsight import lessons
-from agentkit.training.until_solved import Round, bests, frame, solve, solve_all, summary
-from agentkit.verifiers.grids import as_rows, drawn_in, pixel_equality
-from agentkit.verifiers.grids import verdict as said
 from agentkit.views import plots
 from agentkit.views.card import _Card
 from agentkit.views.widgets import group_view

@@ -41,7 +41,7 @@ def check(design: Design) -> None:
     for name, other in others:
         if _test_ids(name, other) != asked:
             why = f"arm {name!r} is tested on other tasks than {first!r}, so their results cannot be compared"
-            alone = "leave families, n_tasks, variety, suite_seed, top_k and tasks alone"
+            alone = "leave families, n_tasks, suite_seed, top_k and tasks alone"
             raise RecipeError(f"{why}: {alone}, and max_prompt_tokens out or above each test prompt")
 
 

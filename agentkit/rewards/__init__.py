@@ -4,7 +4,7 @@ A component is any function (task, trajectory) -> float | None, and a reward is 
 components with their weights, so one of your own is ``plan() | {"brevity": (brevity, 0.1)}``. ``None`` is
 "not scored" and is never 0.
 Modules: ``scoring`` combines components and logs them; ``components`` and ``calls`` hold them, each with its
-formula's source; ``presets`` puts together the rewards of five published systems. Leaves out advantages,
+formula's source; ``presets`` puts together published ones. Leaves out advantages,
 which compare rewards with each other.
 """
 
@@ -15,23 +15,12 @@ from agentkit.rewards.components import (
     format_score,
     judged,
     of_environments,
-    pixel_accuracy,
     process,
     tcr_overlong,
     tool_call_bonus,
     tool_call_reward,
 )
-from agentkit.rewards.presets import (
-    drawing,
-    from_recipe,
-    image,
-    ordebug,
-    plan,
-    tcr,
-    tcr_paper,
-    toolrl,
-    toolrla,
-)
+from agentkit.rewards.presets import from_recipe, plan, tcr, tcr_paper, toolrl, toolrla
 from agentkit.rewards.scoring import (
     Component,
     Product,
@@ -51,16 +40,12 @@ __all__ = [
     "check_reward",
     "correctness",
     "dapo_overlong",
-    "drawing",
     "efficiency",
     "format_score",
     "from_recipe",
-    "image",
     "judged",
     "judged_again",
     "of_environments",
-    "ordebug",
-    "pixel_accuracy",
     "plan",
     "process",
     "product",

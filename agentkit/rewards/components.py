@@ -1,24 +1,20 @@
 """Components that read a trajectory's verdict, lengths and calls, each with the source of its formula.
 
-Leaves out those that compare calls with the task's plan (calls.py) and repairs of linear programs
-(repairs.py).
+Leaves out those that compare calls with the task's plan (calls.py).
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
-from statistics import fmean
 from typing import Any
 
 from agentkit.records import Task, Trajectory
-from agentkit.rewards.calls import plan_efficiency, subgoals
+from agentkit.rewards.calls import subgoals
 from agentkit.rewards.scoring import Component, Reward
 from agentkit.tools.runtime import example
 from agentkit.trajectories import results_of, verifier_kind
-from agentkit.verifiers.grids import drawn_in, is_grid, pixel_equality
 from agentkit.verifiers.judge import judge
-from agentkit.verifiers.pictures import facts_right
-from agentkit.verifiers.programs import is_code, returned
+from agentkit.verifiers.programs import is_code
 
 TURN_PENALTY = 0.02
 TOOL_BONUS, MAX_ROUNDS, WRONG_CEILING = 0.1, 4, -0.6  # of the tool-call reward
@@ -150,43 +146,3 @@ def _overlong(max_tokens: int, buffer: int, floor: float) -> Component:
         return max(floor, min(0.0, room / buffer))
 
     return overlong
-
-
-# ---- drawing
-def pixel_accuracy(task: Task, trajectory: Trajectory) -> float | None:
-    """Mean pixel equality of what the answer's program draws and the targets of the task's tests, in [0, 1].
-
-    0 on an exception, a time-out or a wrong shape (arc25, iterations 4 to 6). None unless the task's
-    verifier is of kind code and each of its tests expects a grid: a list of rows.
-    """
-    verifier = task.verifier
-    targets = [test[1] for test in verifier.get("tests", ()) if isinstance(test, list) and len(test) == 2]
-    if not targets or not all(map(is_grid, targets)):
-        return None
-    if len(targets) == 1 and (seen := drawn_in(trajectory.why)):  # the verifier has run it
-        return pixel_equality(seen, targets[0])
-    options = {name: verifier[name] for name in ("entry", "setup", "timeout_s") if name in verifier}
-    drawn = returned(trajectory.answer or "", [test[0] for test in verifier["tests"]], **options)
-    return fmean(map(pixel_equality, drawn, targets))
-
-
-# ---- an image agent that grounds its prompts in facts (the model card Qwen3.5-27B Agent GRPO v2). Its reward
-# table was never published; it names ToolRLA's product, here with facts in the place of equal arguments.
-def prompt_accuracy(task: Task, trajectory: Trajectory) -> float | None:
-    """S_acc: the share of facts that the last prompt holds and tools showed, the answer counted as one more.
-
-    None for a task that asks for no picture's facts.
-    """
-    if "holds" not in task.verifier:
-        return None
-    options = {name: value for name, value in task.verifier.items() if name != "kind"}
-    right = facts_right(
-        trajectory.answer, task.answer, results_of(trajectory), **{"question": task.prompt, **options}
-    )
-    return sum(right) / len(right)
-
-
-def leanness(task: Task, trajectory: Trajectory) -> float | None:
-    """S_eff: ToolRLA's efficiency, at most 1: what is left out is no virtue."""
-    efficiency = plan_efficiency(task, trajectory)
-    return None if efficiency is None else min(1.0, efficiency)

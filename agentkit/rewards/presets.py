@@ -1,12 +1,12 @@
-"""The rewards of five published systems, put together from components, and the one a recipe asks for.
+"""Published rewards, put together from components, and the one a recipe asks for.
 
-Leaves out the formulas themselves (components, calls, repairs).
+Leaves out the formulas themselves (components, calls).
 """
 
 from types import MappingProxyType
 
 from agentkit.recipe import Recipe, RecipeError
-from agentkit.rewards import calls, components, repairs
+from agentkit.rewards import calls, components
 from agentkit.rewards.scoring import Product, Reward, product, with_noise
 
 
@@ -40,17 +40,6 @@ def toolrla() -> Reward:
     }
 
 
-def image() -> Reward:
-    """The image agent's product after ToolRLA: R = R_fmt + S_name * S_acc * S_eff.
-
-    S_acc is about the prompt's facts, each shown by a tool: S_comp is left out, which counts names of calls,
-    where search and database may show the same. Efficiency is a factor of at most 1: added, as in ToolRLA, an
-    answer without any call would earn as much as a perfect trajectory. No tool is forbidden: no R_cpl.
-    """
-    factors = calls.tool_names, components.prompt_accuracy, components.leanness
-    return {"format": (calls.whole_format, 1.0), "grounded": (product(*factors), 1.0)}
-
-
 def tcr(max_tokens: int = 10_480, buffer: int = 3_000) -> Reward:
     """Tool Call Reward, as GRPO-TCR-Qwen3-4B-quarter reads TCR and Open-AgentRL has it, with overlong."""
     return {
@@ -71,20 +60,6 @@ def tcr_paper(max_tokens: int = 10_480, buffer: int = 3_000) -> Reward:
     }
 
 
-def drawing() -> Reward:
-    """Drawing by code (arc25, iterations 4 to 6): mean pixel equality, 0 on an exception or a wrong shape."""
-    return {"pixels": (components.pixel_accuracy, 1.0)}
-
-
-def ordebug(solver: bool = False) -> Reward:
-    """OR-debug (arXiv 2601.21008): GRPO v1 without a solver (29 for a perfect repair), or the solver's."""
-    if solver:
-        parts = (repairs.solved, repairs.iis_shrinks, repairs.step, repairs.contradiction, repairs.preserved)
-    else:
-        parts = (repairs.repair, repairs.step, repairs.target, repairs.faithfulness)
-    return {part.__name__: (part, 1.0) for part in parts}
-
-
 def from_recipe(recipe: Recipe, own: Reward = MappingProxyType({})) -> Reward:
     """The recipe's preset and a lab's ``own`` components, with the further ones and the noise it asks for."""
     overlong = recipe.max_tokens, min(recipe.overlong_buffer, recipe.max_tokens)
@@ -93,12 +68,8 @@ def from_recipe(recipe: Recipe, own: Reward = MappingProxyType({})) -> Reward:
         "none": {},
         "toolrl": toolrl(),
         "toolrla": toolrla(),
-        "image": image(),
         "tcr": tcr(*overlong),
         "tcr_paper": tcr_paper(*overlong),
-        "drawing": drawing(),
-        "ordebug": ordebug(),
-        "ordebug_solver": ordebug(solver=True),
     }
     further = {
         "process": (components.process, recipe.reward_process),

@@ -28,21 +28,22 @@ _BESIDE: set[str] = set()  # folders of lab files that are at the end of sys.pat
 
 
 def new_lab(name: str) -> tuple[Path, Path]:
-    """Write params/NAME.yaml and params/NAME.py. Raises RecipeError for a bad name or one that is taken."""
+    """Write params/NAME.yaml and params/labs/NAME.py, copies of the shop's. Raises RecipeError for a bad name
+    or one that is taken.
+    """
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,60}", name):
         raise RecipeError(
             f"the name {name[:40]!r} is refused: use a letter, then letters, digits, '_' and '-'"
         )
     folder = project_root() / "params"
-    recipe, lab = folder / f"{name}.yaml", folder / f"{name}.py"
+    recipe, lab = folder / f"{name}.yaml", folder / "labs" / f"{name}.py"
     for path in (recipe, lab):
         if path.exists():
             raise RecipeError(f"{path} exists already: choose another name, or move it away")
-    for path in (recipe, lab):
-        example = folder / f"example{path.suffix}"
+    for path, example in ((recipe, folder / "shop.yaml"), (lab, folder / "labs" / "shop.py")):
         if not example.exists():
             raise RecipeError(f"there is no {example}: call agentkit from inside the project's folder")
-        write_bytes(path, example.read_bytes().replace(b"example.py", lab.name.encode()))
+        write_bytes(path, example.read_bytes().replace(b"labs/shop.py", f"labs/{name}.py".encode()))
     return recipe, lab
 
 

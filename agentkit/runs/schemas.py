@@ -111,7 +111,6 @@ _SCHEMAS: dict[str, dict] = {
     "suite": {
         "type": "object",
         "properties": {
-            "variety": {"enum": ["plain", "wide"], "says": "unknown variety {value}: use plain or wide"},
             "n_tasks": _WHOLE | {"minimum": 20, "says": _N_TASKS},
             "seed": _WHOLE | {"says": "seed is {value}; it must be a whole number"},
         },

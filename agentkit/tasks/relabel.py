@@ -14,11 +14,10 @@ from statistics import fmean
 from typing import Any
 
 from agentkit.records import Task, Trajectory
-from agentkit.verifiers.grids import as_rows, is_grid, pixel_equality
 from agentkit.verifiers.programs import NOTHING, extract_code, returned
 
 MAX_PROGRAM = 2_000  # characters; a longer one is not relabelled
-MAX_VALUE = 400  # characters of a value in a prompt, but for grids
+MAX_VALUE = 400  # characters of a value in a prompt
 SHOWN = 2  # inputs with their results in a relabelled prompt, at most
 TIMEOUT_S = 1.0  # for a program on all its inputs, as in arc25
 
@@ -29,8 +28,7 @@ def relabel_code(task: Task, trajectory: Trajectory) -> Task | None:
 
     None where there is no program, or it fails on some input, or gives the same for all of several: nothing
     is asked then. Lines without effect on the results are dropped. The new task's ``meta`` holds ``outcome``,
-    the results as JSON, and ``closeness``, the share that was right for the task really asked (pixels, where
-    results are grids).
+    the results as JSON, and ``closeness``, the share that was right for the task really asked.
     """
     verifier = task.verifier
     tests = [test for test in verifier.get("tests", ()) if isinstance(test, list) and len(test) == 2]
@@ -69,8 +67,7 @@ def _asked(task: Task, values: list[Any], prints: list[Any], close: float) -> Ta
     shown = [
         (call, value, text)
         for call, value, text in zip(calls, values, prints, strict=True)
-        if isinstance(text, str)
-        and (as_rows(value) or len(call) + len(repr(value)) <= MAX_VALUE and text == text.strip() != "")
+        if isinstance(text, str) and len(call) + len(repr(value)) <= MAX_VALUE and text == text.strip() != ""
     ]
     if not shown:
         return None
@@ -126,7 +123,5 @@ def _text(tree: ast.Module, program: str) -> str:
 
 
 def closeness(values: Sequence[Any], wanted: Sequence[Any]) -> float:
-    """How near results are to those wanted, in [0, 1]: pixel equality for grids, else the share equal."""
-    if all(map(is_grid, wanted)):
-        return fmean(map(pixel_equality, values, wanted))
+    """How near results are to those wanted: the share of equal ones, in [0, 1]."""
     return fmean(type(a) is type(b) and a == b for a, b in zip(values, wanted, strict=True))

@@ -22,7 +22,7 @@ from agentkit.runs.labfile import blame
 from agentkit.runs.schemas import fault
 from agentkit.tasks.audit import audit
 from agentkit.tasks.expert import PlanError, solve
-from agentkit.tasks.families import code, drawing, image, lookup, multihop, ordebug, wide
+from agentkit.tasks.families import code, lookup, multihop
 from agentkit.tasks.family import Draft, Family, difficulty, with_content_id
 from agentkit.tasks.relabel import relabel_code
 from agentkit.tasks.splits import assign_splits, entity_combinations, stratum
@@ -83,8 +83,7 @@ class Suite:
         """Draft, solve, validate and split a suite.
 
         Args:
-            spec: ``families`` (names of shipped ones or in ``families``), ``n_tasks``, ``seed``, ``variety``
-                ("plain", or "wide" for more kinds of questions in every shipped family) and
+            spec: ``families`` (names of shipped ones or in ``families``), ``n_tasks``, ``seed`` and
                 ``new_templates``: such as "A total4", whose tasks are in the test split only.
             corpus: where facts come from; the shipped one by default.
             families: more families, as {name: Family or draft function}; a name that ships is replaced.
@@ -95,7 +94,7 @@ class Suite:
         """
         _check_spec(spec)
         corpus = corpus or Corpus.open()
-        known = shipped_families(corpus, variety=spec.get("variety", "plain"))
+        known = shipped_families(corpus)
         known |= {name: f if isinstance(f, Family) else Family(f) for name, f in (families or {}).items()}
         names = family_names(spec.get("families", DEFAULT_FAMILIES), known)
         n_tasks, seed = spec.get("n_tasks", 1200), spec.get("seed", 0)
@@ -138,22 +137,13 @@ def _file(path: str | Path) -> Path:
     return Path(path, "tasks.jsonl") if folder else Path(path)
 
 
-def shipped_families(corpus: Corpus, top_k: int = 3, variety: str = "plain") -> dict[str, Family]:
-    """The families that ship, with their tools: search, python, a solver, pictures, or none."""
-    lookups, more = partial(CorpusEnvironment, corpus, top_k), variety == "wide"
+def shipped_families(corpus: Corpus, top_k: int = 3) -> dict[str, Family]:
+    """The families that ship, with their tools: search and calculator, or python."""
+    lookups = partial(CorpusEnvironment, corpus, top_k)
     return {
-        "A": Family(wide.lookup_draft if more else lookup.draft, lookups),
-        "B": Family(wide.multihop_draft if more else multihop.draft, lookups),
-        "C": Family(code.draft_wide if more else code.draft, CodeEnvironment, relabel_code),
-        "ordebug": Family(
-            partial(ordebug.draft, wide=more), ordebug.RepairEnvironment, measures=ordebug.MEASURES
-        ),
-        "image": Family(
-            partial(image.draft, wide=more),
-            partial(image.PictureEnvironment, corpus, top_k),
-            measures=image.MEASURES,
-        ),
-        "drawing": Family(drawing.draft, drawing.DrawingEnvironment, drawing.relabel),
+        "A": Family(lookup.draft, lookups),
+        "B": Family(multihop.draft, lookups),
+        "C": Family(code.draft, CodeEnvironment, relabel_code),
         "custom": Family(environment=lookups),  # of rows in a task file that name no family
     }
 
@@ -180,9 +170,9 @@ def _listed(names: str | Sequence[Any]) -> list[str]:
 def _check_spec(spec: Any) -> None:
     if problem := fault("suite", spec):
         raise SuiteError(problem)
-    if unknown := set(spec) - {"families", "n_tasks", "seed", "variety", "new_templates"}:
+    if unknown := set(spec) - {"families", "n_tasks", "seed", "new_templates"}:
         raise SuiteError(
-            f"unknown suite key {sorted(unknown, key=str)[0]!r}: use families, n_tasks, seed, variety and "
+            f"unknown suite key {sorted(unknown, key=str)[0]!r}: use families, n_tasks, seed and "
             "new_templates"
         )
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -23,12 +23,11 @@ from agentkit.policies.loading import make_policy
 from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
-from agentkit.runs import Run, append_jsonl
+from agentkit.runs import Run, append_jsonl, write_trajectories
 from agentkit.runs.labfile import blame
 from agentkit.tasks.family import Family
 from agentkit.training.sft import fine_tune, token_count
 from agentkit.trajectories import verifier_kind
-from agentkit.verifiers.grids import drawn_in
 
 if TYPE_CHECKING:
     from agentkit.lab import Lab
@@ -44,8 +43,7 @@ def lessons(
     """
     by_id = {task.id: task for task in tasks}
     longest_first = sorted(trajectories, key=lambda t: len(t.answer or ""), reverse=True)
-    # of programs that the verifier saw draw the same, one is tried
-    different = {(t.task_id, str(drawn_in(t.why) or _done(by_id[t.task_id], t))): t for t in longest_first}
+    different = {(t.task_id, str(_done(by_id[t.task_id], t))): t for t in longest_first}
 
     def relabelled(trajectory: Trajectory) -> tuple[Task, Task | None, str]:
         asked = by_id[trajectory.task_id]
@@ -89,49 +87,57 @@ def hindsight(
     tasks: Sequence[Task],
     run: Run,
     most: int,
-    on_round: Callable[[Sequence[Trajectory]], None] = lambda sampled: None,
+    *,
+    samples: int = 128,
+    keep: float = 1.0,
+    learning_rate: float = 1e-5,
 ) -> tuple[Any, list[dict]]:
-    """Sample, relabel, fine-tune and repeat, until every task was solved by some sample, ``most`` rounds at
-    the most.
+    """Sample, relabel, fine-tune and repeat, until every task was solved by some sample.
 
     ``model`` is changed: each round's adapter is merged into it, and saved to hindsight/round-<n> in the run.
-    In half precision all rounds train one adapter, and round-<n> holds it as it was then. ``on_round`` hears
-    what a round sampled. Returns the model with the log, which hindsight/log.jsonl holds too: a row a round.
+    In half precision all rounds train one adapter, and round-<n> holds it as it was then. What a round
+    sampled is stored as a step of GRPO's is, in train/trajectories, and its row in train/metrics.jsonl.
+
+    Args:
+        most: rounds, at most.
+        samples: trajectories of each task in a round.
+        keep: share of a task's lessons that is imitated, those nearest to what was asked.
+        learning_rate: of each round's fine-tuning, constant.
+
+    Returns:
+        The model, and a row a round: step, solved (the share of tasks), success, lessons, tokens and loss.
     """
-    recipe, log = lab.recipe, []
-    settings = {
-        "train_sampling_strategy": "sequential",
-        "lr_scheduler_type": "constant",
-        "warmup_steps": 0,
-        "learning_rate": recipe.hindsight_learning_rate,
-        "num_train_epochs": 1,
-    }
+    log: list[dict] = []
+    settings = {"train_sampling_strategy": "sequential", "lr_scheduler_type": "constant", "warmup_steps": 0,
+                "learning_rate": learning_rate, "num_train_epochs": 1}  # fmt: skip
     for number in range(1, most + 1):
-        options = lab.options(
-            group_size=recipe.hindsight_samples,
-            seed=recipe.seed + 1_000_003 * number,  # not what another seed's round samples
-            step=number,
-            progress=f"hindsight, round {number}",
-        )
-        with make_policy(model, tokenizer, "hindsight", recipe) as policy:  # the update needs its memory
-            sampled = rollout(tasks, policy, **options)
-        on_round(sampled)
+        sampled = _sampled(lab, model, tokenizer, tasks, number, samples)
+        write_trajectories(run.file("train", "trajectories", f"step_{number:05d}.parquet"), sampled)
         solved = {t.task_id for t in sampled if t.success == 1.0}
-        row = {"round": number, "solved": len(solved) / len(tasks), "lessons": 0, "tokens": 0, "loss": None}
+        row = {"step": number, "solved": len(solved) / len(tasks), "lessons": 0, "tokens": 0, "loss": None}
         row["success"] = sum(t.success or 0.0 for t in sampled) / len(sampled)
         if len(solved) < len(tasks):
-            near = lessons(tasks, sampled, lab.families, recipe.hindsight_keep)
-            transcripts = demonstrate(lab, near, tokenizer)
-            if transcripts:
+            near = lessons(tasks, sampled, lab.families, keep)
+            if transcripts := demonstrate(lab, near, tokenizer):
                 out = run.file("hindsight", f"round-{number}")
-                model, losses = fine_tune(model, tokenizer, transcripts, recipe, out, **settings)
+                model, losses = fine_tune(model, tokenizer, transcripts, lab.recipe, out, **settings)
                 row |= {"lessons": len(transcripts), "tokens": token_count(transcripts)}
                 row["loss"] = losses[-1]["loss"]
         log.append(row)
-        append_jsonl(run.file("hindsight", "log.jsonl"), row)
-        if len(solved) == len(tasks) or not row["lessons"]:
+        append_jsonl(run.file("train", "metrics.jsonl"), row)
+        if not row["lessons"]:  # all solved, or nothing to learn from
             break
     return model, log
+
+
+def _sampled(
+    lab: Lab, model: Any, tokenizer: Any, tasks: Sequence[Task], number: int, samples: int
+) -> list[Trajectory]:
+    """A round's trajectories, with random numbers that no other seed's rounds use."""
+    recipe, options = lab.recipe, {"group_size": samples, "step": number}
+    options |= {"seed": recipe.seed + 1_000_003 * number, "progress": f"hindsight, round {number}"}
+    with make_policy(model, tokenizer, "hindsight", recipe) as policy:  # the update needs its memory
+        return lab.rollout(tasks, policy, **options)
 
 
 def demonstrate(lab: Lab, tasks: Sequence[Task], tokenizer: Any) -> list[Trajectory]:

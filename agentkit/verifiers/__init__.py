@@ -9,13 +9,11 @@ from agentkit.verifiers.kinds import KINDS, SHIPPED, answer_limit, check, looks_
 from agentkit.verifiers.normalisation import exact, gaia_equal, normalize, squad_normalize
 from agentkit.verifiers.numbers import numeric, parse_number
 from agentkit.verifiers.patterns import regex
-from agentkit.verifiers.pictures import picture
 from agentkit.verifiers.programs import code
-from agentkit.verifiers.repairs import repair
 from agentkit.verifiers.symbolic import symbolic
 
 __all__ = [
     "KINDS", "MAX_ANSWER", "SHIPPED", "answer_limit", "check", "code", "exact", "final_answer", "gaia_equal",
-    "judge", "looks_at_calls", "normalize", "numeric", "parse_number", "picture", "regex", "register",
-    "repair", "squad_normalize", "symbolic", "verify",
+    "judge", "looks_at_calls", "normalize", "numeric", "parse_number", "regex", "register",
+    "squad_normalize", "symbolic", "verify",
 ]  # fmt: skip

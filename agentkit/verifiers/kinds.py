@@ -24,10 +24,8 @@ from agentkit.verifiers.judge import judge
 from agentkit.verifiers.normalisation import exact
 from agentkit.verifiers.numbers import numeric
 from agentkit.verifiers.patterns import regex
-from agentkit.verifiers.pictures import picture
 from agentkit.verifiers.programs import code
 from agentkit.verifiers.readings import digits_occur, numbers, phrases, words_occur
-from agentkit.verifiers.repairs import repair
 from agentkit.verifiers.symbolic import symbolic
 
 Verifier = Callable[..., Score | float]  # (answer, gold, *, trajectory=None, **options)
@@ -38,8 +36,6 @@ KINDS: dict[str, Verifier] = {
     "symbolic": symbolic,
     "code": code,
     "judge": judge,
-    "repair": repair,
-    "picture": picture,
 }
 SHIPPED = frozenset(KINDS)
 _READINGS = {  # want the answer alone: where it stands in a sentence

@@ -26,7 +26,6 @@ from agentkit.records import Score, Unscored
 from agentkit.runs.files import parse_json
 from agentkit.sandbox import MAX_INPUT, MAX_OUTPUT, run_python
 from agentkit.tools.calculator import PARSING
-from agentkit.verifiers import grids
 from agentkit.verifiers.isolated.harness import pack
 
 MAX_TESTS = 1_000
@@ -77,13 +76,12 @@ def code(
         return program
     if not isinstance(tests, list | tuple) or not 0 < len(tests) <= MAX_TESTS:
         raise Unscored(f"a code task needs a list of 1 to {MAX_TESTS} tests")
-    seen = ""
     if all(isinstance(test, str) for test in tests):
         passed = _passed_source(program, gold, tuple(tests), entry, setup, timeout_s)
     else:
-        passed, seen = _passed_values(program, tests, entry, setup, timeout_s)
+        passed = _passed_values(program, tests, entry, setup, timeout_s)
     value = passed / len(tests) if partial else float(passed == len(tests))
-    return Score(value, f"{passed} of {len(tests)} tests passed{seen}")
+    return Score(value, f"{passed} of {len(tests)} tests passed")
 
 
 def extract_code(answer: str, entry: str = "") -> str | Score:
@@ -178,18 +176,12 @@ def returned(
 
 
 # ---- tests with values
-def _passed_values(
-    program: str, tests: Sequence[Any], entry: str, setup: str, timeout_s: float
-) -> tuple[int, str]:
-    """How many tests pass whose expected values are known; and the drawing, where one grid is asked for."""
+def _passed_values(program: str, tests: Sequence[Any], entry: str, setup: str, timeout_s: float) -> int:
+    """How many tests pass whose expected values are known."""
     cases = [_case(test, entry) for test in tests]
     _check_size(len(json.dumps(expected)) for _, expected in cases)
     reports = run_calls(program, setup, entry, [call for call, _ in cases], timeout_s)
-    seen = ""
-    match tests:
-        case [[list(given), target]] if grids.is_grid(target):
-            seen = f"; {grids.verdict(_plain(reports[0].get('value')), given, target)}"
-    return sum(_fits(report, expected) for report, (_, expected) in zip(reports, cases, strict=True)), seen
+    return sum(_fits(report, expected) for report, (_, expected) in zip(reports, cases, strict=True))
 
 
 def _check_size(sizes: Iterable[int]) -> None:

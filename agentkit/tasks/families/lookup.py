@@ -3,7 +3,7 @@
 ``draft`` makes one random task: facts, a question about them and an expression over their values. The gold
 answer is the expression over the corpus' tables, computed here; the plan in ``meta`` says which searches and
 which calculation lead there, and the suite checks that both agree. Leaves out units, percentages and false
-premises (wide).
+premises.
 """
 
 from random import Random
@@ -68,9 +68,11 @@ def _single(index: FactIndex, rng: Random, template: str) -> Task | None:
     return computed(template, question, index, [(kind, entity)], "{0}")
 
 
-def converted(index: FactIndex, rng: Random, template: str) -> Task | None:
-    """A value in another unit: one of the questions in the table that is named like the template."""
-    kind, question, expression = rng.choice(QUESTIONS[template])
+def converted(
+    index: FactIndex, rng: Random, template: str, questions: list[list[str]] = QUESTIONS["convert"]
+) -> Task | None:
+    """A value in another unit."""
+    kind, question, expression = rng.choice(questions)
     (entity,) = index.draw(rng, kind)
     return computed(template, question.format(*entity), index, [(kind, entity)], expression)
 

@@ -1,9 +1,10 @@
 """Family B: two- and three-hop questions over films, people, countries, capitals, cities and elements.
 
 A chain is a row of fact kinds: each value is the entity of the next hop. The question names the first entity
-only. Leaves out chains of four hops, distractors and false premises (wide).
+only. Leaves out chains of four hops, distractors and false premises.
 """
 
+from collections.abc import Mapping
 from random import Random
 
 from agentkit.records import Task
@@ -15,10 +16,10 @@ _KIND_OF_VALUE = {"capital": "city", "country": "country", "neighbour": "country
 _UNITS = {"city.population": "people", "film.runtime": "minutes"}
 
 
-def draft(corpus: Corpus, rng: Random, chains: str = "chains") -> Task | None:
+def draft(corpus: Corpus, rng: Random, chains: Mapping[str, list[str]] = QUESTIONS["chains"]) -> Task | None:
     """One random task as a suite completes it, or None when the chain breaks off."""
     index = fact_index(corpus)
-    template = rng.choice(list(QUESTIONS[chains]))
+    template = rng.choice(list(chains))
     kinds = template.split(" > ")
     start = entity = _start(index, rng, kinds[0])
     plan, tags = [], [tag(kinds[0], start)]
@@ -33,7 +34,7 @@ def draft(corpus: Corpus, rng: Random, chains: str = "chains") -> Task | None:
     value = entity[0]
     verifier = "exact" if isinstance(value, str) else {"kind": "numeric", "unit": _UNITS.get(kinds[-1], "")}
     meta = {"template": template, "entities": tags[: len(kinds)], "plan": plan}
-    prompt = rng.choice(QUESTIONS[chains][template]).format(*start)
+    prompt = rng.choice(chains[template]).format(*start)
     return Task("", prompt, str(value), verifier, meta=meta)
 
 

@@ -6,7 +6,6 @@ Leaves out their distribution: nothing is shipped.
 
 from functools import partial
 
-from agentkit.tasks.families import tcr
 from agentkit.tasks.family import Family
 from agentkit.tasks.public.gaia import GaiaEnvironment
 from agentkit.tasks.public.rows import AGENTRL
@@ -20,9 +19,10 @@ from agentkit.tools.environments import (
 
 
 def public_families(top_k: int = 3) -> dict[str, Family]:
-    """Families by the data set's name; tasks come from a file or the hub, but for GRPO-TCR's rehearsal."""
+    """Families by the data set's name; their tasks come from a file or the hub."""
     passages = Family(environment=partial(PassagesEnvironment, top_k))
     code = Family(environment=CodeEnvironment, relabel=relabel_code)
+    interpreter = Family(environment=InterpreterEnvironment, relabel=relabel_code)
     return {
         "gsm8k": Family(environment=CalculatorEnvironment),
         "hotpotqa": passages,
@@ -30,9 +30,6 @@ def public_families(top_k: int = 3) -> dict[str, Family]:
         "triviaqa": passages,
         "mbpp": code,
         "humaneval": code,
-        **{
-            name: Family(tcr.DRAFTS.get(name), InterpreterEnvironment, relabel_code, tcr.MEASURES)
-            for name in (*AGENTRL, "open_agentrl")
-        },
+        **dict.fromkeys((*AGENTRL, "open_agentrl"), interpreter),
         "GAIA": Family(environment=GaiaEnvironment),
     }

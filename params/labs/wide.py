@@ -1,21 +1,27 @@
-"""More questions for families A and B: units, percentages, ages, longer chains, distractors, false premises.
+"""More questions for the families that ship, under their names: for A and B units, percentages, ages, longer
+chains, distractors and false premises, for C whole algorithms.
 
-``lookup_draft`` and ``multihop_draft`` mix them half and half with the plain templates. A question whose
+The drafts mix them with the plain templates; wide.toml holds the wordings. A question whose
 premise may be false says how to answer then, whether it is or not, so that the wording gives nothing away.
 Leaves out the plain templates themselves (lookup, multihop).
 """
 
 import dataclasses
+import tomllib
 from functools import partial
+from pathlib import Path
 from random import Random
 
-from agentkit.records import Task
-from agentkit.tasks.families import lookup, multihop
-from agentkit.tasks.families.facts import QUESTIONS, FactIndex, fact_index, lookup_step, tag
+from agentkit import Family, Task
+from agentkit.tasks.families import code, lookup, multihop
+from agentkit.tasks.families.facts import FactIndex, fact_index, lookup_step, tag
 from agentkit.tasks.families.lookup import calculation, computed, converted
 from agentkit.tasks.family import Draft
+from agentkit.tasks.relabel import relabel_code
 from agentkit.tools.corpus import Corpus, passage
+from agentkit.tools.environments import CodeEnvironment
 
+QUESTIONS = tomllib.loads(Path(__file__).with_name("wide.toml").read_text(encoding="utf-8"))
 FALSE = "false premise"
 _VERDICT = {"kind": "exact", "aliases": ["the premise is false", "the premise is wrong"]}
 _SAY_SO = f' If the question assumes something wrong, answer "{FALSE}".'
@@ -36,7 +42,7 @@ def multihop_draft(corpus: Corpus, rng: Random) -> Task | None:
     if kind < 0.5:
         return multihop.draft(corpus, rng)
     if kind < 0.75:
-        return multihop.draft(corpus, rng, "wide_chains")
+        return multihop.draft(corpus, rng, QUESTIONS["wide_chains"])
     return rng.choice((_capitals, _director, _distracted_chain))(fact_index(corpus), rng)
 
 
@@ -178,5 +184,11 @@ def _director(index: FactIndex, rng: Random) -> Task | None:
     return Task("", prompt, FALSE, _VERDICT, meta=meta)
 
 
-_units = partial(converted, template="units")
+_units = partial(converted, template="units", questions=QUESTIONS["units"])
 _distracted_chain = partial(_distracted, draft=multihop.draft)
+
+families = {
+    "A": Family(lookup_draft),
+    "B": Family(multihop_draft),
+    "C": Family(code.draft_wide, CodeEnvironment, relabel_code),
+}

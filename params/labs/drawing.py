@@ -1,28 +1,33 @@
 """Drawing by code, as in arc25 (iterations 4 to 6): write the program that makes one grid into another.
 
-``draft`` makes a random drawing; ``target`` the ones that single-task training is about: 9 vertical lines,
-and 12, 16, 20 or 25 squares of two by two cells. ``relabel`` makes of what a program did draw the task that
-asks for it. Points are (x, y), rectangles hold both corners, and what lies outside the grid is not drawn.
-Leaves out running programs (verifiers.programs) and training (training.until_solved).
+``draft`` makes a random drawing. drawings.jsonl beside this file holds the five that training is about there:
+9 vertical lines, and 12, 16, 20 or 25 squares of two by two cells. ``relabel`` makes of what a program did
+draw the task that asks for it. Points are (x, y), rectangles hold both corners, and what lies outside the
+grid is not drawn. One page: the language, grids, environment, tasks, drafts, relabelling, reward. Leaves out
+training on one drawing until it is solved (notebooks/drawing.ipynb).
 """
 
 import dataclasses
 import hashlib
 import inspect
+import json
 import random
 import re
 from collections.abc import Iterable
-from itertools import cycle, product
+from functools import lru_cache
+from itertools import product
+from typing import Any
 
-from agentkit.records import Picture, SuiteError, Task, Trajectory
-from agentkit.tasks.relabel import relabel_code
+from agentkit import Family, Task, Trajectory
+from agentkit.records import Picture
+from agentkit.tasks.relabel import without_idle_lines
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.environments import Stateless
-from agentkit.verifiers.grids import MAX_SIDE, as_rows, drawn_in, whole
+from agentkit.verifiers.programs import extract_code, returned
 
 TIMEOUT_S = 1.0  # of a program, as in arc25
-LINES = "lines"  # the name of 9 vertical lines
-SQUARES = {12: (6, 8), 16: (8, 8), 20: (10, 8), 25: (10, 10)}  # their number: rows and columns of the grid
+MAX_SIDE = 30  # cells of a grid that a prompt shows, as in ARC
+MAX_PROGRAM = 2_000  # characters of a program that is relabelled
 SIDES, MOST_STROKES = (3, 10), 32  # of random drawings
 TILED, MOST_TILES = 0.5, 12  # share of tiled ones, and how many tiles they have at most
 TRIES = 3  # places tried for each stroke of the others, of which the freest is taken
@@ -79,6 +84,51 @@ SYSTEM_PROMPT = "Write task(img), which draws the output and returns it, with " 
 )
 
 
+# ---- grids
+def as_rows(grid: Any) -> str | None:
+    """A rectangle of colours 0 to 9, at most MAX_SIDE a side, as rows of digits; None for any other value."""
+    rows = grid if isinstance(grid, list) and grid else [None]
+    if not all(isinstance(row, list) and 0 < len(row) <= MAX_SIDE for row in rows) or len(rows) > MAX_SIDE:
+        return None
+    cells = [cell for row in rows for cell in row]
+    if len(set(map(len, rows))) > 1 or not all(type(cell) is int and 0 <= cell <= 9 for cell in cells):
+        return None
+    return "\n".join("".join(map(str, row)) for row in rows)
+
+
+def drawn(task: Task, answer: str | None) -> Any:
+    """The rows that an answer's program gives for the task's grid, as JSON values; None where it gives none.
+
+    It runs in the sandbox, once for the same program. Raises Unscored where the sandbox fails.
+    """
+    verifier = task.verifier
+    given = json.dumps(verifier["tests"][0][0])
+    text = _ran(answer or "", given, verifier["entry"], verifier["setup"], verifier["timeout_s"])
+    return json.loads(text)
+
+
+@lru_cache(maxsize=8192)
+def _ran(answer: str, given: str, entry: str, setup: str, timeout_s: float) -> str:
+    (value,) = returned(answer, [json.loads(given)], entry=entry, setup=setup, timeout_s=timeout_s)
+    is_rows = isinstance(value, list) and all(isinstance(row, list) for row in value)
+    return json.dumps([[_whole(cell) for cell in row] for row in value] if is_rows else None)
+
+
+def _whole(cell: Any) -> Any:
+    """3 for 3.0."""
+    return int(cell) if isinstance(cell, float) and cell.is_integer() else cell
+
+
+def pixel_equality(grid: Any, target: Grid) -> float:
+    """Share of equal cells; 0 for what has not the target's shape. True is not 1."""
+    rows = grid or []
+    if [len(row) for row in rows] != [*map(len, target)]:
+        return 0.0
+    pairs = [pair for both in zip(rows, target, strict=True) for pair in zip(*both, strict=True)]
+    return sum(a == b and not isinstance(a, bool) for a, b in pairs) / len(pairs)
+
+
+# ---- the environment
 class DrawingEnvironment(Stateless):
     """No tools: the answer is the program."""
 
@@ -86,24 +136,23 @@ class DrawingEnvironment(Stateless):
 
     @classmethod
     def render(cls, task: Task, trajectory: Trajectory, turn: int) -> Picture | None:
-        """What was asked and, after the last turn, what the verifier saw drawn."""
+        """What was asked and, after the last turn, what the program drew where that can be shown."""
         if turn + 1 < len(trajectory.turns):
             return None
-        drawn = drawn_in(trajectory.why)
-        asked = {"asked": task.verifier["tests"][0][1]}
-        return Picture(asked | ({"drawn": drawn} if drawn else {}))
+        grids = {"asked": task.verifier["tests"][0][1], "drawn": drawn(task, trajectory.answer)}
+        return Picture({name: grid for name, grid in grids.items() if name == "asked" or as_rows(grid)})
 
 
 # ---- tasks
-def asking(grid: Grid, program: str, blank: Grid, name: str = "") -> Task:
-    """The task to draw a grid on a blank one. Raises SuiteError where there is nothing to draw, or a prompt
+def asking(grid: Grid, program: str, blank: Grid) -> Task:
+    """The task to draw a grid on a blank one. Raises ValueError where there is nothing to draw, or a prompt
     cannot show it.
     """
     if grid == blank:
-        raise SuiteError("a drawing that is as blank as the grid it starts from asks for nothing")
+        raise ValueError("a drawing that is as blank as the grid it starts from asks for nothing")
     texts = [as_rows(one) for one in (blank, grid)]
     if not all(texts):
-        raise SuiteError(f"a drawing has rows of one length, at most {MAX_SIDE} a side, in colours 0 to 9")
+        raise ValueError(f"a drawing has rows of one length, at most {MAX_SIDE} a side, in colours 0 to 9")
     sides = [_shown(str(text).split("\n")) for text in texts]
     verifier = {
         "kind": "code",
@@ -113,9 +162,9 @@ def asking(grid: Grid, program: str, blank: Grid, name: str = "") -> Task:
         "timeout_s": TIMEOUT_S,
     }
     digest = hashlib.sha256(sides[1].encode()).hexdigest()[:10]
-    meta = {"plan": [], "template": name or f"{program.count('draw')} strokes"}
+    meta = {"plan": [], "template": f"{program.count('draw')} strokes"}
     prompt = f"Input, {sides[0]}\nOutput, {sides[1]}"
-    return Task(f"drawing-{name or digest}", prompt, program, verifier, "drawing", tools=(), meta=meta)
+    return Task(f"drawing-{digest}", prompt, program, verifier, "drawing", tools=(), meta=meta)
 
 
 def _shown(rows: list[str]) -> str:
@@ -138,27 +187,7 @@ def _drawn(strokes: list[str], blank: Grid) -> Grid:
     return scope["img"]
 
 
-def _of_strokes(strokes: list[str], shape: tuple[int, int], name: str = "") -> Task:
-    blank = create_img(shape, 0)
-    return asking(_drawn(strokes, blank), program_of(strokes), blank, name)
-
-
-def target(name: str) -> Task:
-    """One of the drawings that single-task training is about: "lines", "12", "16", "20" or "25"."""
-    if name == LINES:
-        return _of_strokes([f"draw_vertical_line({x}, {x + 1})" for x in range(9)], (9, 9), LINES)
-    if not name.isdecimal() or int(name) not in SQUARES:
-        raise SuiteError(f"there is no drawing {name[:40]!r}: use {LINES}, {', '.join(map(str, SQUARES))}")
-    rows, columns = SQUARES[int(name)]
-    corners, colours = product(range(0, columns, 2), range(0, rows, 2)), cycle(range(1, 10))
-    strokes = [
-        f"draw_rectangle(({x}, {y}), ({x + 1}, {y + 1}), {c})"
-        for (x, y), c in zip(corners, colours, strict=False)
-    ]
-    return _of_strokes(strokes, (rows, columns), name)
-
-
-def draft(corpus: Corpus, rng: random.Random) -> Task | None:
+def draft(corpus: Corpus | None, rng: random.Random) -> Task:
     """A random drawing, each stroke of which is seen: half are tiles, and half strokes anywhere."""
     rows, columns = rng.randint(*SIDES), rng.randint(*SIDES)
     blank = create_img((rows, columns), 0)
@@ -245,33 +274,45 @@ def _stroke(rng: random.Random, rows: int, columns: int, kind: str) -> str:
     return f"{kind}({place}, {colour})"
 
 
-def relabel(task: Task, trajectory: Trajectory) -> Task | None:
-    """The task to draw what a trajectory's program drew, in as few lines; None where it drew nothing, or no
-    grid that ``asking`` takes, or was given more than a grid.
-    """
-    solved = relabel_code(task, trajectory)
-    if solved is None:
-        return None
-    given, grid = solved.verifier["tests"][0]
-    try:
-        (blank,) = given
-        asked = asking(whole(grid), solved.answer, whole(blank))
-    except ValueError:
-        return None
-    return dataclasses.replace(asked, id=solved.id, meta=asked.meta | solved.meta | {"plan": []})
-
-
 def drafts(count: int, seed: int, without: Iterable[Task] = ()) -> list[Task]:
     """So many different random drawings, none of which is one of ``without``."""
-    corpus, rng, seen, found = (
-        Corpus.open(),
-        random.Random(f"{seed}-drawing"),
-        {t.prompt for t in without},
-        [],
-    )
+    rng, seen, found = random.Random(f"{seed}-drawing"), {task.prompt for task in without}, []
     while len(found) < count:
-        task = draft(corpus, rng)
-        if task and task.prompt not in seen:
+        task = draft(None, rng)
+        if task.prompt not in seen:
             seen.add(task.prompt)
             found.append(task)
     return found
+
+
+# ---- hindsight
+def relabel(task: Task, trajectory: Trajectory) -> Task | None:
+    """The task to draw what a trajectory's program drew, in as few lines; None where it drew nothing, or no
+    grid that a prompt can show, or was given more than a grid. ``meta["closeness"]`` is the share of cells
+    that was right for what was really asked.
+    """
+    (given, target), answer = task.verifier["tests"][0], trajectory.answer
+    grid, program = drawn(task, answer), extract_code(answer or "", task.verifier["entry"])
+    if not isinstance(program, str) or len(program) > MAX_PROGRAM or len(given) != 1:
+        return None
+    try:
+        asking(grid, program, given[0])
+    except ValueError:
+        return None
+    short = without_idle_lines(program, lambda code: drawn(task, code) == grid)
+    asked = asking(grid, short, given[0])
+    return dataclasses.replace(asked, meta=asked.meta | {"closeness": pixel_equality(grid, target)})
+
+
+# ---- the reward
+def pixel_accuracy(task: Task, trajectory: Trajectory) -> float | None:
+    """Share of the target's cells that the program draws right, in [0, 1]; 0 on an exception, a time-out or a
+    wrong shape (arc25, iterations 4 to 6). None for tasks of another family.
+    """
+    if task.family != "drawing":
+        return None
+    return pixel_equality(drawn(task, trajectory.answer), task.verifier["tests"][0][1])
+
+
+families = {"drawing": Family(draft, DrawingEnvironment, relabel)}
+rewards = {"pixels": (pixel_accuracy, 1.0)}

@@ -2,21 +2,22 @@
 
 Each is a task of family C written as a row of that source and read back by the code that reads the real ones:
 questions for the three of mathematics, functions for the two of programming, tested as TACO and as LeetCode
-write it. Leaves out the real problems, which ``tasks: open_agentrl`` loads.
+write it. The families have the names under which ``tasks: open_agentrl`` loads the real problems, which this
+file leaves out. The reward is the preset ``tcr``, or ``tcr_paper``.
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
 
-from agentkit.records import Task, Trajectory
+from agentkit import Family, Task, Trajectory
 from agentkit.tasks.families import code
-from agentkit.tasks.family import Draft
 from agentkit.tasks.public import rows
+from agentkit.tasks.relabel import relabel_code
 from agentkit.tools.corpus import Corpus
+from agentkit.tools.environments import InterpreterEnvironment
 from agentkit.trajectories import results_of, wholly_right
 
 TRIES = 200  # drafts of family C until one is usable
@@ -66,5 +67,12 @@ def called(task: Task, trajectory: Trajectory) -> float:
     return float(bool(results_of(trajectory)))
 
 
-DRAFTS: Mapping[str, Draft] = {name: partial(draft, name) for name in (*STEPS, "taco_code", "leetcode_code")}
 MEASURES = {"accuracy": accuracy, "called a tool": called}
+SOURCES = (*STEPS, "taco_code", "leetcode_code")
+REAL = (*rows.AGENTRL, "open_agentrl")  # the names of real rows' families; not all are drafted here
+families = {
+    name: Family(
+        partial(draft, name) if name in SOURCES else None, InterpreterEnvironment, relabel_code, MEASURES
+    )
+    for name in REAL
+}

@@ -1,25 +1,30 @@
-"""Family ordebug: an infeasible linear or mixed-integer program, to be repaired where it was mistyped.
+"""OR-debug (arXiv 2601.21008): an infeasible linear or mixed-integer program, to be repaired where it was
+mistyped, from an irreducible infeasible subset of its constraints (IIS).
 
-After OR-debug (arXiv 2601.21008): actions get_iis, drop_constraint, relax_constraint and submit, nine kinds
-of fault A to I. What was published beside it names the letters only; what they stand for here is in FAULTS. A
-program with a known optimum gets a fault that makes it infeasible; each line still says what was meant, so
-that one repair is right, and a draft where another one would keep the optimum too is no task. Leaves out the
-rewards (rewards.repairs), and who judges (verifiers.repairs).
+The actions are get_iis, drop_constraint, relax_constraint and submit, and there are nine kinds of fault A to
+I. What was published names the letters only; what they stand for here is in FAULTS. A program with a known
+optimum gets a fault that makes it infeasible; each line still says what was meant, so that one repair is
+right, and a draft where another one would keep the optimum too is no task. One page: environment, measures,
+programs, faults, tasks, verifier, rewards. Leaves out reading and solving programs (linear).
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from itertools import product
 from random import Random
 from typing import Any
 
-from agentkit.records import Table, Task, Trajectory
-from agentkit.tools import linear
+import linear
+
+from agentkit import Family, Score, Task, Trajectory, tool
+from agentkit.records import Table, ToolResult, Unscored
+from agentkit.runs import parse_json
 from agentkit.tools.corpus import Corpus
-from agentkit.tools.runtime import tool
 from agentkit.trajectories import results_of
-from agentkit.verifiers.repairs import replayed
+from agentkit.verifiers import check
 
 REPAIRS = ("drop_constraint", "relax_constraint")
 TOOLS = ("get_iis", *REPAIRS, "submit")
@@ -74,8 +79,8 @@ class RepairEnvironment:
     @tool(timeout_s=120)
     def submit(self) -> str:
         """Submit the repairs."""
-        arguments = self._text, linear.frozen(self._repairs), self._optimum, self._planted
-        reply = linear.apart(linear.outcome_of, *arguments)
+        repairs = linear.frozen(self._repairs)
+        reply = linear.outcome_of(self._text, repairs, self._optimum, self._planted)
         self._repairs = {}
         return reply
 
@@ -100,7 +105,7 @@ class RepairEnvironment:
         return reply
 
     def _conflict(self, repairs: linear.Repairs) -> str:
-        return linear.apart(linear.conflict_in, self._text, linear.frozen(repairs))
+        return linear.conflict_in(self._text, linear.frozen(repairs))
 
 
 def _state(line: str, repairs: linear.Repairs, conflict: Sequence[str]) -> str:
@@ -110,7 +115,7 @@ def _state(line: str, repairs: linear.Repairs, conflict: Sequence[str]) -> str:
     return ", ".join(filter(None, [repaired, "✗ in conflict" if name in conflict else ""]))
 
 
-# ---- what its trajectories are measured by
+# ---- measures beside success
 def recovered(turns: int) -> Callable[[Task, Trajectory], float | None]:
     """RR@k: whether the program is repaired by a submission in one of the first ``turns`` turns."""
 
@@ -325,3 +330,180 @@ def _steps(program: linear.Program, gold: linear.Repairs, left: list[str]) -> It
             "expect": json.dumps(left),
         }
         yield step | {"wrong": others or [{"name": name, "amount": 3}] * bool(by)}
+
+
+# ---- the verifier
+def repaired(
+    answer: str,
+    gold: str,
+    *,
+    trajectory: Trajectory | None = None,
+    question: str = "",
+    planted: Sequence[str] = (),
+) -> Score:
+    """The verifier: 1 when the last submission is a repair that keeps the optimum, and the answer names that.
+
+    Calls are replayed on the program and what was submitted last is solved anew: nothing that a tool replied
+    is believed.
+
+    Args:
+        answer: the optimum of the repaired program.
+        gold: the known optimum.
+        trajectory: with calls of drop_constraint, relax_constraint and submit; each submission begins anew.
+        question: the text that holds the program (linear.read).
+        planted: names of the constraints that are wrong; without them any that had to be changed may be.
+    """
+    program = linear.read(question)
+    _, submitted = replayed(program.names, results_of(trajectory) if trajectory else ())
+    if submitted is None:
+        return Score(0.0, "nothing was submitted")
+    try:
+        reply = linear.outcome_of(question, linear.frozen(submitted), float(gold), tuple(planted))
+    except linear.Unsolved as error:
+        raise Unscored(str(error)) from None
+    status = linear.verdict_in(reply)["status"]
+    if status == "overdone":
+        return Score(0.0, f"more was changed than was wrong: {', '.join(submitted)}")
+    if status != "optimal":
+        return Score(0.0, f"the repaired program is {status}")
+    return check("numeric", answer, gold, rel_tol=linear.TOLERANCE)
+
+
+def replayed(
+    names: Sequence[str], results: Sequence[ToolResult]
+) -> tuple[linear.Repairs, linear.Repairs | None]:
+    """The repairs under way after these calls, and those that were submitted last; None where none were."""
+    repairs, submitted = {}, None
+    for result in filter(lambda r: r.ok, results):
+        if result.name == "submit":
+            repairs, submitted = {}, repairs
+        elif result.name in REPAIRS:
+            amount = result.arguments["amount"] if result.name == "relax_constraint" else None
+            repairs = linear.changed(names, repairs, result.arguments["name"], amount)
+    return repairs, submitted
+
+
+# ---- rewards: read from parsed calls and their replies, never by a pattern over prose. In the published run
+# an unanchored pattern took 20 from almost every text. The natural way (get_iis, one right repair, submit)
+# earns 112 with the solver and 27 without it.
+def of_problem(component: Callable[[Task, Trajectory], float]) -> Callable[[Task, Trajectory], float | None]:
+    """A component that is None for tasks without a problem to repair."""
+
+    @wraps(component)
+    def scored(task: Task, trajectory: Trajectory) -> float | None:
+        return component(task, trajectory) if {"constraints", "iis"} <= task.meta.keys() else None
+
+    return scored
+
+
+def _named(trajectory: Trajectory, *names: str) -> list[ToolResult]:
+    return [result for result in results_of(trajectory) if result.name.lower() in names]
+
+
+def _valid(task: Task, call: ToolResult) -> bool:
+    """A repair of a constraint that the problem has; a relaxation by a finite amount above 0."""
+    amount = call.arguments.get("amount")
+    fits = call.name.lower() == "drop_constraint" or (type(amount) in (int, float) and 0 < amount < math.inf)
+    return fits and call.arguments.get("name") in task.meta["constraints"]
+
+
+# ---- without a solver, as published (GRPO v1)
+@of_problem
+def repair(task: Task, trajectory: Trajectory) -> float:
+    """+20 for a valid targeted repair, +5 for only asking for the IIS, else 0."""
+    repairs = _named(trajectory, *REPAIRS)
+    if any(_valid(task, call) for call in repairs):
+        return 20.0
+    return 5.0 if not repairs and _named(trajectory, "get_iis") else 0.0
+
+
+@of_problem
+def step(task: Task, trajectory: Trajectory) -> float:
+    """-1 for each attempted call, not for each turn, and -1 for a trajectory without one."""
+    return -1.0 * max(len(results_of(trajectory)), 1)
+
+
+@of_problem
+def target(task: Task, trajectory: Trajectory) -> float:
+    """+10 when there is a valid repair and each one is of a constraint in the IIS."""
+    targets = {call.arguments["name"] for call in _named(trajectory, *REPAIRS) if _valid(task, call)}
+    return 10.0 if targets and targets <= set(task.meta["iis"]) else 0.0
+
+
+@of_problem
+def faithfulness(task: Task, trajectory: Trajectory) -> float:
+    """-20 when a repair names a constraint that the problem does not have."""
+    names = [call.arguments.get("name") for call in _named(trajectory, *REPAIRS)]
+    return -20.0 if any(name not in task.meta["constraints"] for name in names) else 0.0
+
+
+# ---- with a solver behind the tools
+def _reply(result: ToolResult) -> Any:
+    """The JSON in a reply's first line, which may be anybody's tool's; None where there is none."""
+    try:
+        return parse_json(result.observation.partition("\n")[0])
+    except ValueError:
+        return None
+
+
+def _last_submit(trajectory: Trajectory) -> dict:
+    """The JSON object that the last submit() replied; empty where there is none."""
+    submitted = _named(trajectory, "submit")
+    reply = _reply(submitted[-1]) if submitted else None
+    return reply if isinstance(reply, dict) else {}
+
+
+@of_problem
+def solved(task: Task, trajectory: Trajectory) -> float:
+    """+100 when the last submit() replies {"status": "optimal"}, else -50: also where there is none.
+
+    The shipped tool says so of the known optimum only; another one is "changed", and one for which more was
+    changed than was wrong "overdone". The published -50 for syntax has no component of its own: a call
+    that cannot be read costs its step, and a trajectory that submits nothing has this -50 already.
+    """
+    return 100.0 if _last_submit(trajectory).get("status") == "optimal" else -50.0
+
+
+@of_problem
+def preserved(task: Task, trajectory: Trajectory) -> float:
+    """+5 when the last submit() replies that the model's meaning was preserved: "preserved": true."""
+    return 5.0 if _last_submit(trajectory).get("preserved") is True else 0.0
+
+
+@of_problem
+def iis_shrinks(task: Task, trajectory: Trajectory) -> float:
+    """+10 each time get_iis() or a repair replies with a shorter list than any before, the task's too.
+
+    Than any: a submission puts the program back, and whoever begins anew should not earn it again.
+    """
+    shortest, shrunk = len(task.meta["iis"]), 0
+    for result in _named(trajectory, "get_iis", *REPAIRS):
+        reply = _reply(result)
+        if isinstance(reply, list) and len(reply) < shortest:
+            shortest, shrunk = len(reply), shrunk + 1
+    return 10.0 * shrunk
+
+
+@of_problem
+def contradiction(task: Task, trajectory: Trajectory) -> float:
+    """-20 for each repair of what the IIS replied last does not hold; a submission begins anew."""
+    iis, contradictions = None, 0
+    for result in _named(trajectory, "get_iis", *REPAIRS, "submit"):
+        name, reply = result.name.lower(), _reply(result)
+        if name in REPAIRS and iis is not None and result.arguments.get("name") not in iis:
+            contradictions += 1
+        if name == "submit":
+            iis = None
+        elif isinstance(reply, list):
+            iis = reply
+    return -20.0 * contradictions
+
+
+def _weighted(*parts: Callable[..., float | None]) -> dict[str, tuple]:
+    return {part.__name__: (part, 1.0) for part in parts}
+
+
+families = {"ordebug": Family(draft, RepairEnvironment, measures=MEASURES)}
+verifiers = {"repair": repaired}
+rewards = _weighted(solved, iis_shrinks, step, contradiction, preserved)
+without_solver = _weighted(repair, step, target, faithfulness)  # 29 for a perfect repair, as published
