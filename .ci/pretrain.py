@@ -1,14 +1,14 @@
 """Make the small agent: a tokenizer and a model trained from nothing on transcripts about made-up worlds.
 
     .venv/bin/python .ci/pretrain.py                              # again; under 45 minutes on two cores
-    .venv/bin/python .ci/pretrain.py --families drawing --out outputs/drawing-agent    # further, on others
+    .venv/bin/python .ci/pretrain.py --lab params/labs/drawing.py --out outputs/drawing-agent  # further
 
 The transcripts are rollouts of the scripted expert through the real tools and the real rollout loop; half
 come from a flawless expert, half from experts of mixed quality, as a crawl would hold both. Loss on the
 expert's own tokens only. A made-up world is a corpus file with the same tables, names and numbers resembling
 the real ones in form only, so the same families, tools and expert work on it. Everything is seeded. With
-``--families`` the agent that ships goes on with all its weights on flawless transcripts of these alone, for
-tasks that it has never met. Leaves out checkpoints to go on from: a new run starts over.
+``--lab`` the agent that ships goes on with all its weights on flawless transcripts of that file's families
+alone, for tasks that it has never met. Leaves out checkpoints to go on from: a new run starts over.
 """
 
 import argparse
@@ -36,18 +36,19 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from agentkit.lab import Lab
 from agentkit.nano import DATA, NANO
 from agentkit.policies.loading import load_tokenizer, merged
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.policies.transformers import TransformersPolicy
-from agentkit.records import SuiteError, Task, Trajectory
+from agentkit.records import RecipeError, SuiteError, Task, Trajectory
 from agentkit.rollouts import Limits, rollout
-from agentkit.tasks import DEFAULT_FAMILIES, PlanError, shipped_families, solve
-from agentkit.tasks.suite import family_names
+from agentkit.tasks import DEFAULT_FAMILIES, Family, PlanError, shipped_families, solve
 from agentkit.tools.corpus import Corpus, facts, passage
 
 _NAMES = tomllib.loads(Path(__file__).with_name("names.toml").read_text(encoding="utf-8"))
 _FRAGMENTS, _SMALL = _NAMES["fragments"].split(), _NAMES["small"].split()
+TRIES = 2_000  # drafts of a family for a task
 COUNTRIES, CITIES, ELEMENTS, FILMS = 60, 150, 60, 220
 
 
@@ -159,13 +160,28 @@ MODEL = {
 }
 
 
+def families_of(corpus: Corpus, lab: str = "") -> dict[str, Family]:
+    """The families to train on: the three that ship, or those of a lab file alone."""
+    if lab:
+        opened = Lab.open({"lab": lab})
+        return {name: opened.families[name] for name in sorted(opened.own_families)}
+    shipped = shipped_families(corpus)
+    return {name: shipped[name] for name in DEFAULT_FAMILIES}
+
+
 def draft_tasks(
-    corpus: Corpus, count: int, rng: random.Random, names: Sequence[str] = DEFAULT_FAMILIES
+    corpus: Corpus, count: int, rng: random.Random, families: dict[str, Family] | None = None
 ) -> list[Task]:
-    """Tasks of each of these families about one world, each solvable through the real tools."""
-    families, tasks = shipped_families(corpus), []
+    """Tasks of each of these families about one world, each solvable through the real tools.
+
+    Raises SuiteError for a family that drafts none.
+    """
+    families, tasks, tries = families or families_of(corpus), [], 0
     while len(tasks) < count:
-        name = names[len(tasks) % len(names)]
+        name = list(families)[len(tasks) % len(families)]
+        tries += 1
+        if tries > TRIES * (len(tasks) + 1) or families[name].draft is None:
+            raise SuiteError(f"family {name} has no tasks about made-up worlds")
         task = families[name].draft(corpus, rng)
         if task is None:
             continue
@@ -178,36 +194,37 @@ def draft_tasks(
     return tasks
 
 
-def _environments(corpus: Corpus) -> dict[str, Any]:
-    return {name: family.environment for name, family in shipped_families(corpus).items()}
-
-
 def mixed_quality(rng: random.Random) -> list[Flaws]:
     """Twenty experts: ten flawless, ten with rates of their own."""
     names = ("skip_lookup", "wrong_operation", "in_head", "give_up", "malformed")
     return [Flaws()] * 10 + [Flaws(**{n: rng.choice([0, 0, 0.1, 0.3]) for n in names}) for _ in range(10)]
 
 
-def transcripts(
-    tokenizer: Any, worlds: range, per_world: int, names: Sequence[str] = ()
-) -> Iterator[list[Trajectory]]:
-    """Each world's rollouts of experts of mixed quality; of a flawless one where families are named.
+def transcripts(tokenizer: Any, worlds: range, per_world: int, lab: str = "") -> Iterator[list[Trajectory]]:
+    """Each world's rollouts of experts of mixed quality; of a flawless one on a lab file's families.
 
     Two worlds at a time, each in a process of its own, while the caller waits: training has all cores.
     """
-    play = partial(_play_world, tokenizer, per_world, tuple(names))
+    play = partial(_play_world, tokenizer, per_world, lab)
     with ProcessPoolExecutor(2, get_context("spawn")) as pool:
         for i in range(0, len(worlds), 2):
             yield from pool.map(play, worlds[i : i + 2])
 
 
-def _play_world(tokenizer: Any, count: int, names: Sequence[str], number: int) -> list[Trajectory]:
+def _play_world(tokenizer: Any, count: int, lab: str, number: int) -> list[Trajectory]:
     with tempfile.TemporaryDirectory() as folder:
         corpus = Corpus(make_world(Path(folder) / "world.sqlite", number))
         rng = random.Random(f"transcripts-{number}")
-        policy = ScriptedPolicy(tokenizer, Flaws() if names else mixed_quality(rng))
-        tasks = draft_tasks(corpus, count, rng, names or DEFAULT_FAMILIES)
-        return rollout(tasks, policy, environment=_environments(corpus), seed=number, limits=UNCUT)
+        policy, families = (
+            ScriptedPolicy(tokenizer, Flaws() if lab else mixed_quality(rng)),
+            families_of(corpus, lab),
+        )
+        tasks = draft_tasks(corpus, count, rng, families)
+        return rollout(tasks, policy, environment=_environments(families), seed=number, limits=UNCUT)
+
+
+def _environments(families: dict[str, Family]) -> dict[str, Any]:
+    return {name: family.environment for name, family in families.items()}
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -373,7 +390,7 @@ def pretrain(
     *,
     seed: int = 0,
     minutes: float = 44.0,
-    families: str | Sequence[str] = (),
+    lab: str = "",
     copy_steps: int = 400,
     per_world: int = 400,
     measured: int = 200,
@@ -382,17 +399,15 @@ def pretrain(
 
     Until it is done it stands beside that folder, in <out>.unfinished. Over ``minutes`` of wall clock the
     learning rate decays to zero; each of a world's transcripts is seen once, and success is told on
-    ``measured`` tasks of another world. With ``families`` the agent that ships is trained further on these,
-    and its tokenizer kept. Raises SuiteError for a family that does not ship or has no tasks about
-    made-up worlds.
+    ``measured`` tasks of another world. With a ``lab`` file the agent that ships is trained further on its
+    families, and its tokenizer kept. Raises SuiteError for a family that has no tasks about made-up worlds.
     """
-    families = _drafting(families) if families else []
-    tokenizer = load_tokenizer(NANO) if families else make_tokenizer()
-    model = merged(NANO, (), torch.float32).train() if families else make_model(tokenizer, seed)
+    tokenizer = load_tokenizer(NANO) if lab else make_tokenizer()
+    model = merged(NANO, (), torch.float32).train() if lab else make_model(tokenizer, seed)
     training, rng = _Training(model, make_optimizers(model), 60 * minutes), random.Random(seed)
-    for batch in copy_batches(tokenizer, 0 if families else copy_steps):
+    for batch in copy_batches(tokenizer, 0 if lab else copy_steps):
         training.update(*batch)
-    for number, world in enumerate(transcripts(tokenizer, range(1_000_000), per_world, families)):
+    for number, world in enumerate(transcripts(tokenizer, range(1_000_000), per_world, lab)):
         for batch in batches(world, 16, rng, tokenizer.pad_token_id):
             training.update(*batch)
         if number % 10 == 9:
@@ -400,43 +415,29 @@ def pretrain(
         if training.elapsed > training.seconds:
             break
     unseen = sorted(set(range(len(tokenizer))) - training.seen)
-    if not families:
+    if not lab:
         tell_apart(model, unseen, seed)
     report = {
         "seed": seed,
         "minutes": minutes,
-        "families": families,
+        "lab": lab,
         "steps": training.step,
         "tokens": training.tokens,
         "unseen": len(unseen),
         "loss": training.loss,
-        "greedy_success_unseen_world": greedy_success(
-            model, tokenizer, families or DEFAULT_FAMILIES, measured
-        ),
+        "greedy_success_unseen_world": greedy_success(model, tokenizer, lab, measured),
     }
     save(model, tokenizer, out, report)
     return report
 
 
-def _drafting(families: str | Sequence[str]) -> list[str]:
-    """Their names, if all draft tasks about made-up worlds, whose cities have no coordinates to draw."""
-    shipped = shipped_families(Corpus.open())
-    able = [name for name, family in shipped.items() if family.draft and name != "image"]
-    names = family_names(families, shipped)
-    for name in names:
-        if name not in able:
-            raise SuiteError(f"family {name} has no tasks about made-up worlds: use {', '.join(able)}")
-    return names
-
-
-def greedy_success(
-    model: Any, tokenizer: Any, names: Sequence[str] = DEFAULT_FAMILIES, count: int = 200
-) -> float:
+def greedy_success(model: Any, tokenizer: Any, lab: str = "", count: int = 200) -> float:
     with tempfile.TemporaryDirectory() as folder:
         corpus = Corpus(make_world(Path(folder) / "unseen.sqlite", 1_000_000))
-        tasks = draft_tasks(corpus, count, random.Random("unseen"), names)
+        families = families_of(corpus, lab)
+        tasks = draft_tasks(corpus, count, random.Random("unseen"), families)
         policy = TransformersPolicy(model, tokenizer)
-        trajectories = rollout(tasks, policy, environment=_environments(corpus), temperature=0.0)
+        trajectories = rollout(tasks, policy, environment=_environments(families), temperature=0.0)
     return sum(t.success or 0.0 for t in trajectories) / len(trajectories)
 
 
@@ -461,13 +462,15 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=DATA, help="folder to write; else the agent that ships")
     parser.add_argument("--seed", type=int, default=0, help="of first weights and batches")
     parser.add_argument("--minutes", type=float, default=44.0, help="wall-clock budget of the training")
-    parser.add_argument("--families", default="", help="train the agent that ships further on these alone")
+    parser.add_argument(
+        "--lab", default="", help="train the agent that ships further on this file's families"
+    )
     chosen = parser.parse_args(words)
-    if chosen.families and chosen.out == DATA:
-        parser.error("say --out FOLDER: an agent for these families does not replace the one that ships")
+    if chosen.lab and chosen.out == DATA:
+        parser.error("say --out FOLDER: an agent for other families does not replace the one that ships")
     try:
         print(pretrain(**vars(chosen)))
-    except SuiteError as error:
+    except (SuiteError, RecipeError) as error:
         parser.error(str(error))
     return 0
 

@@ -6,34 +6,32 @@ out families of a lab file.
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import product
 
 from agentkit.records import Task
 from agentkit.tasks.suite import DEFAULT_FAMILIES, Suite
 
-VARIETIES = ("plain", "wide")
 _FACTS = "films CC0 (Wikidata); GeoNames and Gapminder CC BY 4.0; mendeleev MIT"
 ABOUT = {
     "A": ("arithmetic over looked-up facts", _FACTS),
-    "B": ("chains of two to four facts", _FACTS),
+    "B": ("chains of two or three facts", _FACTS),
     "C": ("functions to write and test", "generated here, MIT"),
 }
-COLUMNS = ("family", "variety", "asks for", "kinds", "tasks", "easy", "medium", "hard", "tools", "data")
+COLUMNS = ("family", "asks for", "kinds", "tasks", "easy", "medium", "hard", "tools", "data")
 
 
 def catalogue(
     n_tasks: int = 1200, seed: int = 0, families: Iterable[str] = DEFAULT_FAMILIES
 ) -> list[dict[str, str | int]]:
-    """A row for each family and variety, counted in a suite of a family's equal share of ``n_tasks``."""
+    """A row for each family, counted in a suite of a family's equal share of ``n_tasks``."""
     rows = []
-    for family, variety in product(families, VARIETIES):
-        spec = {"families": [family], "seed": seed, "variety": variety}
+    for family in families:
+        spec = {"families": [family], "seed": seed}
         suite = Suite.build(spec | {"n_tasks": n_tasks // len(DEFAULT_FAMILIES)})
         counts = Counter(task.difficulty for task in suite)
         shares = {name: f"{100 * counts[name] / len(suite):.0f} %" for name in ("easy", "medium", "hard")}
         asks, data = ABOUT[family]
         tools = ", ".join(dict.fromkeys(tool for task in suite for tool in task.tools))
-        row = {"family": family, "variety": variety, "asks for": asks, "kinds": len(kinds(suite))}
+        row = {"family": family, "asks for": asks, "kinds": len(kinds(suite))}
         rows.append(row | {"tasks": len(suite), **shares, "tools": tools, "data": data})
     return rows
 

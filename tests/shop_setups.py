@@ -10,7 +10,7 @@ from outsider_setups import Setup, kept
 
 from agentkit import Task
 
-SHOP = (Path(__file__).resolve().parents[1] / "params" / "example.py").read_text(encoding="utf-8")
+SHOP = (Path(__file__).resolve().parents[1] / "params" / "labs" / "shop.py").read_text(encoding="utf-8")
 SHOP = SHOP.replace(
     "[1] The price of {item} is {PRICES[item]} euros.", "[1] The price of {item} is {PRICES[item]}."
 )

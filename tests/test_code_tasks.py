@@ -78,7 +78,7 @@ def drafted():
 
 @pytest.fixture(scope="module")
 def codes(corpus):
-    return Suite.build({"families": "C", "n_tasks": 60, "seed": 2, "variety": "wide"}, corpus=corpus)
+    return Suite.build({"families": "C", "n_tasks": 60, "seed": 2}, corpus=corpus)
 
 
 # ---- specifications

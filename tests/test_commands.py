@@ -54,11 +54,12 @@ PAGES = [page for page in PAGES if not TRACKED or str(page.relative_to(ROOT)) in
 WITHOUT = {  # a page that names no command stands here, so that none is overlooked
     *("tests/gpu/carried-vllm.txt", "notebooks/02_baseline.ipynb", "notebooks/03_grpo.ipynb", "notebooks/05_compare.ipynb"),
     *("notebooks/autopsies.ipynb", "params/nano.yaml", "params/nano-ablation.yaml", "params/nano-careless.yaml"),
-    *("params/image_noisy.py", "params/ordebug_broken.py", "params/tcr_broken.py", "params/tcr_without.py"),
+    *("params/labs/image_noisy.py", "params/labs/ordebug_broken.py", "params/labs/tcr_broken.py"),
+    *("params/labs/tcr_without.py", "params/labs/drawing.py"),
     *(str(path.relative_to(ROOT)) for path in (ROOT / "params" / "sweeps").iterdir() if path.is_file()),
 }  # fmt: skip
 MADE = {
-    "params/mine.yaml": "params/example.yaml",
+    "params/mine.yaml": "params/shop.yaml",
     "tests/test_x.py": "tests/test_cards.py",
 }  # `agentkit new mine` copies
 PROSE = "agentkit needs Python 3.11, 3.12 or 3.13"  # an error message

@@ -35,8 +35,7 @@ TESTS = [[[n], n * 2] for n in (3, 5, 8)]
 TASK = Task("c", "Write f(x): double x.", DOUBLE, {"kind": "code", "entry": "f", "tests": TESTS, "timeout_s": 20}, "C",
             tools=("python",))  # fmt: skip
 FAMILIES = {"C": Family(relabel=relabel_code), "custom": Family(relabel=relabel_code)}
-SMALL = {"lora_r": 2, "sft_batch": 4, "max_turns": 4, "max_turn_tokens": 48, "max_tokens": 400, "temperature": 1.0,
-         "hindsight_samples": 3, "hindsight_learning_rate": 1e-3}  # fmt: skip
+SMALL = {"lora_r": 2, "sft_batch": 4, "max_turns": 4, "max_turn_tokens": 48, "max_tokens": 400, "temperature": 1.0}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -99,23 +98,6 @@ def test_what_achieved_nothing_is_not_relabelled(answer):
 
 def test_a_task_that_is_not_about_code_is_not_relabelled():
     assert relabel_code(dataclasses.replace(TASK, verifier="numeric"), answered(DOUBLE)) is None
-
-
-def test_drawings_are_judged_by_their_pixels():
-    setup = "def draw_vertical_line(img, x, color):\n    return [[color if i == x else c for i, c in enumerate(r)] for r in img]\n"
-    blank, target = [[0, 0], [0, 0]], [[1, 2], [1, 2]]
-    verifier = {
-        "kind": "code",
-        "entry": "task",
-        "setup": setup,
-        "tests": [[[blank], target]],
-        "timeout_s": 20,
-    }
-    program = "def task(img):\n    img = draw_vertical_line(img, 0, 1)\n    img = draw_vertical_line(img, 5, 3)\n    return img"
-    new = relabel_code(Task("d", "draw", "", verifier, "drawing"), answered(program))
-    assert new.meta["closeness"] == 0.5 and new.verifier["tests"] == [[[blank], [[1, 0], [1, 0]]]]
-    assert "5, 3" not in new.answer and "0, 1" in new.answer, "the line outside the image had no effect"
-    assert verify(new, f"```python\n{new.answer}\n```").value == 1.0
 
 
 @pytest.mark.parametrize(
@@ -345,8 +327,11 @@ def test_two_rounds_train_and_leave_their_adapters(tmp_path):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     run = Run.create(tmp_path / "run")
     tasks = [Task(name, f"Say nothing about {name}.", "never said", family="A") for name in ("a", "b")]
-    trained, log = hindsight(relabelling(counted), model, tokenizer, tasks, run, 2)
-    assert [row["round"] for row in log] == [1, 2] and read_jsonl(run.file("hindsight", "log.jsonl")) == log
+    trained, log = hindsight(
+        relabelling(counted), model, tokenizer, tasks, run, 2, samples=3, learning_rate=1e-3
+    )
+    assert [row["step"] for row in log] == [1, 2] and read_jsonl(run.file("train", "metrics.jsonl")) == log
+    assert [len(sampled) for _, sampled in run.rollouts()] == [6, 6]
     assert all(row["lessons"] > 0 and row["tokens"] > 0 and row["solved"] == 0.0 for row in log)
     after = trained.state_dict()
     assert before.keys() == after.keys(), "merged, no adapter is left in it"
@@ -360,5 +345,7 @@ def test_it_stops_when_nothing_can_be_learnt(tmp_path):
     model, tokenizer = load_agent("nano")
     tasks = [Task("a", "Say something.", "never said", family="A")]
     run = Run.create(tmp_path / "run")
-    same, log = hindsight(relabelling(lambda task, trajectory: None), model, tokenizer, tasks, run, 2)
+    same, log = hindsight(
+        relabelling(lambda task, trajectory: None), model, tokenizer, tasks, run, 2, samples=3
+    )
     assert same is model and [row["lessons"] for row in log] == [0]

@@ -31,7 +31,6 @@ from agentkit.nano import DATA
 from agentkit.policies.loading import load_agent, load_tokenizer
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.rollouts import rollout
-from agentkit.tasks import SuiteError
 from agentkit.tools.corpus import Corpus, facts
 from agentkit.tools.environments import CorpusEnvironment
 
@@ -130,28 +129,19 @@ def test_an_agent_takes_the_place_of_another_only_when_it_is_done(tmp_path, monk
     monkeypatch.setattr(module, "transcripts", stopped)
     with monkeypatch.context() as with_gpu, pytest.raises(KeyboardInterrupt):
         with_gpu.setattr(torch.cuda, "is_available", lambda: True)
-        pretrain(out, families="A")
+        pretrain(out, lab="params/labs/drawing.py")
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
     assert "unfinished" in json.loads((tmp_path / "agent.unfinished" / "pretraining.json").read_text())
-    assert pretrain(out, families="A", minutes=1e-6, measured=1)["steps"] == 1
+    assert pretrain(out, lab="params/labs/drawing.py", minutes=1e-6, measured=1)["steps"] == 1
     assert [path.name for path in tmp_path.iterdir()] == ["agent"] and before.keys() == {*os.listdir(out)}
-    assert json.loads((out / "pretraining.json").read_text())["families"] == ["A"]
+    assert json.loads((out / "pretraining.json").read_text())["lab"] == "params/labs/drawing.py"
     load_agent(str(out))
-
-
-@pytest.mark.parametrize("family", ["image", "custom"])
-def test_a_family_without_tasks_about_made_up_worlds_is_refused_at_once(family, tmp_path):
-    with pytest.raises(
-        SuiteError, match=f"^family {family} has no tasks about made-up worlds: use A, B, C, "
-    ):
-        pretrain(tmp_path / "agent", families=["A", family])
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 def test_trained_further_on_other_families_it_is_an_agent_of_its_own(tmp_path):
-    report = pretrain(tmp_path / "agent", minutes=0.4, per_world=32, measured=4, families="drawing")
-    assert report["families"] == ["drawing"] and report["steps"] >= 2 and math.isfinite(report["loss"])
+    report = pretrain(tmp_path / "agent", minutes=0.4, per_world=32, measured=4, lab="params/labs/drawing.py")
+    assert report["steps"] >= 2 and math.isfinite(report["loss"])
     (own, tokenizer), (shipped, its) = load_agent(str(tmp_path / "agent")), load_agent("nano")
     assert tokenizer.get_vocab() == its.get_vocab()
     assert any(not torch.equal(a, b) for a, b in zip(own.parameters(), shipped.parameters(), strict=True))
@@ -160,8 +150,8 @@ def test_trained_further_on_other_families_it_is_an_agent_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
-        (["--families", "drawing"], "say --out FOLDER"),
-        (["--families", "drawings", "--out", "other"], "unknown task family 'drawings'"),
+        (["--lab", "params/labs/drawing.py"], "say --out FOLDER"),
+        (["--lab", "drawings.py", "--out", "other"], "there is no file 'drawings.py'"),
     ],
 )
 def test_its_command_says_what_is_missing(words, fault, capsys):

@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[1]
 def project(tmp_path, monkeypatch):
     """A project's folder with the two examples."""
     (tmp_path / "notebooks").mkdir()
-    (tmp_path / "params").mkdir()
-    for name in ("example.yaml", "example.py"):
+    (tmp_path / "params" / "labs").mkdir(parents=True)
+    for name in ("shop.yaml", "labs/shop.py"):
         shutil.copy(ROOT / "params" / name, tmp_path / "params" / name)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -30,7 +30,8 @@ def test_a_new_lab_builds_its_suite_and_rolls_out(project, tokenizer, capsys):
     paths = json.loads(capsys.readouterr().out)
     lab = Lab.open(paths["recipe"])
     assert (
-        str(lab.path) == paths["lab"] == str(project / "params" / "mine.py") and lab.recipe.families == "shop"
+        str(lab.path) == paths["lab"] == str(project / "params" / "labs" / "mine.py")
+        and lab.recipe.families == "shop"
     )
     suite = lab.suite()
     assert len(suite) == 200 and {task.family for task in suite} == {"shop"}
@@ -43,25 +44,25 @@ def test_a_new_lab_builds_its_suite_and_rolls_out(project, tokenizer, capsys):
 
 
 def test_the_example_is_a_lab_too(project):
-    assert Lab.open("params/example.yaml").digest == Lab.open(ROOT / "params" / "example.yaml").digest
+    assert Lab.open("params/shop.yaml").digest == Lab.open(ROOT / "params" / "shop.yaml").digest
 
 
-@pytest.mark.parametrize("there", ["mine.yaml", "mine.py"])
+@pytest.mark.parametrize("there", ["mine.yaml", "labs/mine.py"])
 def test_nothing_is_overwritten(project, capsys, there):
     path = project / "params" / there
     path.write_text("precious")
     assert cli.main(["new", "mine"]) == 2
     assert "exists already" in capsys.readouterr().err and path.read_text() == "precious"
-    assert len(list((project / "params").glob("mine*"))) == 1
+    assert len(list((project / "params").rglob("mine*"))) == 1
 
 
-@pytest.mark.parametrize("name", ["", "../mine", "a/b", "a.yaml", "-x", "mine\0", "x" * 200, "é", "example"])
+@pytest.mark.parametrize("name", ["", "../mine", "a/b", "a.yaml", "-x", "mine\0", "x" * 200, "é", "shop"])
 def test_a_name_that_makes_no_file_is_refused(project, capsys, name):
     arguments = ["new", "--", name] if name.startswith("-") else ["new", name]
     assert cli.main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("agentkit: ") and error.count("\n") == 1
-    assert sorted(path.name for path in (project / "params").iterdir()) == ["example.py", "example.yaml"]
+    assert sorted(path.name for path in (project / "params").rglob("*.*")) == ["shop.py", "shop.yaml"]
 
 
 def test_outside_a_project_it_says_so(tmp_path, monkeypatch, capsys):

@@ -18,7 +18,6 @@ from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import causes, checks, examine, report, task_checks
-from agentkit.preflight.autopsies import AUTOPSIES
 from agentkit.preflight.checks import dead_share, fit_beta, repeatable, smallest_useful
 from agentkit.preflight.forecasting import forecast
 from agentkit.preflight.probe import probe, saying
@@ -338,19 +337,6 @@ def test_the_probe_tells_what_moves_a_component(rollouts):
         and not probed.missing
         and not probed.failures
     )
-
-
-@pytest.mark.parametrize("name", AUTOPSIES)
-def test_the_replicas_on_the_small_agents_tasks_are_refused_and_mended_they_pass(name, suite, tokenizer):
-    tasks = [task for task in suite.split("train") if task.family == "A"][:12]
-    careless = ScriptedPolicy(tokenizer, Flaws(in_head=0.5, wrong_operation=0.3), name="sft")
-    sampled = rollout(tasks, careless, group_size=4, seed=1)
-    golden = rollout(tasks, ScriptedPolicy(tokenizer, name="gold"), seed=1)
-    broken, mended = (report(RECIPE, sampled, golden, tasks, reward(), n_test=100) for reward in
-                      (AUTOPSIES[name].broken, AUTOPSIES[name].mended))  # fmt: skip
-    cause = {"003": "unanchored", "000": "another value each time", "001": "num_turns"}[name]
-    assert cause in " ".join(item.advice for item in broken.causes)
-    mended.require()
 
 
 def test_a_broken_mask_is_refused(rollouts):

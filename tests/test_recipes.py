@@ -572,7 +572,7 @@ def test_a_stage_is_not_done_with_other_weights_in_its_model_folder(tmp_path, mo
 
 @pytest.mark.parametrize(
     ("by_hand", "here"),
-    [({"lab": "example.py"}, {"lab": "params/example.py"}), ({"tasks": "gsm8k:example.py"}, {"tasks": "gsm8k:params/example.py"}),
+    [({"lab": "labs/shop.py"}, {"lab": "params/labs/shop.py"}), ({"tasks": "gsm8k:shop.yaml"}, {"tasks": "gsm8k:params/shop.yaml"}),
      ({"model": "outputs/mine"}, {"model": str(NANO.parents[1] / "outputs" / "mine")})],
 )  # fmt: skip
 def test_a_stage_is_done_however_its_files_are_spelt(tmp_path, by_hand, here):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from agentkit import rewards
 from agentkit.recipe import REWARDS, Recipe, RecipeError
 from agentkit.records import StopReason, Task, ToolCall, ToolResult, Trajectory, Turn
-from agentkit.rewards import calls, components, repairs
+from agentkit.rewards import calls, components
 from agentkit.tasks.expert import answer_of
 
 SUM = {"tool": "calculator", "arguments": {"expression": "{0} + {1}"}}
@@ -308,84 +308,6 @@ def test_an_impossible_buffer_is_refused(buffer):
 def test_subgoals_are_read_from_observations(tried, reached):
     assert calls.subgoals(TASK, tried) == reached
     assert rewards.process(TASK, tried) == pytest.approx(sum(reached) / 3)
-
-
-# ---- drawing
-# ---------------------------------------------------------------------------------------------------------
-GRID = [[1, 2], [3, 4]]
-
-
-@pytest.mark.parametrize(
-    ("drawn", "value"),
-    [(GRID, 1.0), ([[1, 2], [3, 0]], 0.75), ([[1, 2]], 0.0), ([[1, 2], [3]], 0.0), ([[1, 2, 3], [3, 4, 5]], 0.0), (None, 0.0),
-     ("1234", 0.0), ([], 0.0), ([[1, 2], "34"], 0.0), ([[1.0, 2], [3, 4]], 1.0), ([[True, 2], [3, 4]], 0.75),
-     ([[None, 2], [3, 4]], 0.75), ([[math.nan, [2]], [10**400, 4]], 0.25)],
-)  # fmt: skip
-def test_pixel_equality(drawn, value):
-    assert components.pixel_equality(drawn, GRID) == value
-
-
-def test_pixel_accuracy_runs_the_program_in_the_sandbox():
-    setup = "def draw_pixel(img, point, color):\n    img[point[0]][point[1]] = color\n    return img\n"
-    verifier = {
-        "kind": "code",
-        "entry": "task",
-        "setup": setup,
-        "tests": [[[[[0, 0], [0, 0]]], [[5, 0], [0, 0]]]],
-    }
-    verifier["timeout_s"] = 20  # the machine may be busy
-    task = Task("t", "draw", "", verifier, "drawing")
-    half = "def task(img):\n    img = draw_pixel(img, (0, 0), 5)\n    return draw_pixel(img, (1, 1), 5)"
-    for answer, value in ((half, 0.75), (half.replace("1, 1", "7, 1"), 0.0), ("no code", 0.0), (None, 0.0)):
-        tried = trajectory([], answer=answer)
-        assert rewards.score(task, tried, rewards.drawing()).components == {"pixels": value}
-    assert rewards.pixel_accuracy(TASK, PERFECT) is None
-
-
-# ---- OR-debug
-# --------------------------------------------------------------------------------------------------------
-BROKEN = Task("t", "repair", "c2", meta={"constraints": ["c1", "c2", "c3"], "iis": ["c1", "c2"]})
-
-
-def act(tool, observation="ok", /, **arguments):
-    return ToolResult(tool, arguments, observation, ok=True)
-
-
-@pytest.mark.parametrize(
-    ("results", "value"),
-    [
-        ([act("drop_constraint", name="c2")], 20 - 1 + 10),  # the perfect 29
-        ([act("RELAX_CONSTRAINT", name="c1", amount=2.5)], 29),
-        ([act("drop_constraint", name="c3")], 20 - 1),
-        ([act("drop_constraint", name="c9")], -1 - 20),
-        ([act("relax_constraint", name="c1", amount=math.nan)], -1),
-        ([act("relax_constraint", name="c1", amount="much")], -1),
-        ([act("get_iis")], 5 - 1),
-        ([], -1),
-        ([act("get_iis"), act("drop_constraint", name="c2")], 20 - 2 + 10),
-        ([act("drop_constraint", name="c2"), act("drop_constraint", name="c9")], 20 - 2 + 10 - 20),
-        ([act("drop_constraint", name=["c2"])], -1 - 20),
-    ],
-)
-def test_ordebug_without_a_solver(results, value):
-    assert rewards.score(BROKEN, trajectory(results), rewards.ordebug()).reward == value
-
-
-def test_ordebug_with_a_solver():
-    shown = [act("get_iis", '["c1", "c2"]'), act("drop_constraint", name="c3"), act("get_iis", '["c1"]'),
-             act("drop_constraint", name="c1"), act("submit", '{"status": "optimal", "preserved": true}')]  # fmt: skip
-    found = rewards.score(BROKEN, trajectory(shown), rewards.ordebug(solver=True))
-    assert found.components == {
-        "solved": 100,
-        "iis_shrinks": 10,
-        "step": -5,
-        "contradiction": -20,
-        "preserved": 5,
-    }
-    for reply in ('{"status": "infeasible"}', "syntax error", "[1]", "[" * 100_000):
-        lost = rewards.score(BROKEN, trajectory([act("submit", reply)]), rewards.ordebug(solver=True))
-        assert lost.reward == -50 - 1
-    assert repairs.solved(TASK, PERFECT) is None
 
 
 # ---- combining

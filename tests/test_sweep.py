@@ -152,7 +152,7 @@ def test_a_worthless_sweep_is_refused_in_a_sentence(tmp_path, capsys, changes, s
     recipe = yaml.safe_load((ROOT / "params" / "nano-ablation.yaml").read_text())
     (tmp_path / "few.yaml").write_text(yaml.safe_dump(recipe | {"families": "A", "n_tasks": 20}))
     for name in ("mine.py", "copy.py"):
-        (tmp_path / name).write_bytes((ROOT / "params" / "example.py").read_bytes())
+        (tmp_path / name).write_bytes((ROOT / "params" / "labs" / "shop.py").read_bytes())
     (tmp_path / "typo.py").write_text("x = 1\ny = (\n")
     (tmp_path / "latin.py").write_bytes("# caf\u00e9\n".encode("latin-1"))
     assert main(["sweep", str(write(tmp_path, **changes)), "--run", str(folder)]) == 2

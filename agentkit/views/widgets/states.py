@@ -18,8 +18,6 @@ from typing import Any
 
 from agentkit.evaluation import html
 from agentkit.records import Image, Picture, Table, Task, Trajectory
-from agentkit.tasks import shipped_families
-from agentkit.tools.corpus import Corpus
 from agentkit.tools.execution import in_thread
 from agentkit.tools.runtime import example, run_blocking
 from agentkit.views.widgets.base import TEXT_LIMIT, clip
@@ -33,10 +31,10 @@ COLOURS = "000000 0074d9 ff4136 2ecc40 ffdc00 aaaaaa f012be ff851b 7fdbff 870c25
 
 
 class States:
-    """What environments show of their states. None knows the families that ship, and runs no lab file."""
+    """What environments, such as a lab's, show of their states."""
 
     def __init__(self, environments: Mapping[str, Callable[[], object]] | None = None):
-        self._environments = environments
+        self._environments = environments or {}
         self._renders: dict[str, Callable[[Task, Trajectory, int], Any] | None] = {}
         self._known: dict[int, tuple[Trajectory, list]] = {}  # by id: one may be asked for again
 
@@ -49,9 +47,6 @@ class States:
         return self._known[id(trajectory)][1]
 
     def _states(self, task: Task, trajectory: Trajectory) -> list[dict[str, Any] | None]:
-        if self._environments is None:
-            shipped = shipped_families(Corpus.open())
-            self._environments = {name: family.environment for name, family in shipped.items()}
         if task.family not in self._renders:
             self._renders[task.family] = _render_of(self._environments.get(task.family))
         render = self._renders[task.family]

@@ -15,6 +15,7 @@ import traitlets
 
 from agentkit.evaluation import SOLVED
 from agentkit.evaluation.summary import all_in
+from agentkit.lab import Lab
 from agentkit.records import Task, Trajectory
 from agentkit.runs import Run, append_jsonl, read_jsonl
 from agentkit.runs.schemas import NOTE_FIELDS, fault
@@ -100,7 +101,7 @@ def compare_trajectories(
         policies: trajectories by policy name, usually two or three.
         run: where notes are; those it has are shown, and the live view adds to them.
         environments: by family, as ``lab.environments``: those with ``render`` show their state after each
-            turn. None knows the families that ship.
+            turn. By default those of the run's lab, or none.
         max_samples: samples of a task and policy that are kept; all of them are counted.
 
     Raises:
@@ -115,6 +116,8 @@ def compare_trajectories(
     all_in("the trajectories", covered, "the given tasks", tasks)
     if not covered:
         raise ValueError("there is no trajectory to show. Roll out the policies first.")
+    if environments is None and run is not None:
+        environments = Lab.of(run).environments
     states, own = States(environments), list(samples.values())
     for limits in ((max_samples, TEXT_LIMIT), (1, TEXT_LIMIT), (1, TEXT_LIMIT // 8)):
         rows = [_task(task, own, *limits, states) for task in tasks.values() if task.id in covered]

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 from conformance import EnvironmentConformance
+from opened import lab_file, opened, take_two_steps
 from says import Says
-from transformers import AutoTokenizer
+from widget_cases import trajectory
 
-from agentkit import Lab, Task, ToolCall, compare, nano, rewards, verify
+from agentkit import Task, ToolCall, compare, rewards, verify
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import examine
-from agentkit.recipe import Recipe
-from agentkit.records import Image, ToolResult, Turn
+from agentkit.recipe import Recipe, project_root
+from agentkit.records import ToolResult, Turn
 from agentkit.rollouts.call_formats import format_call
-from agentkit.runs import load_run, project_root
-from agentkit.tasks.families import image
-from agentkit.tasks.families.image import CASES, PictureEnvironment
-from agentkit.tools import gazetteer, pictures
+from agentkit.runs import Run
+from agentkit.tasks.expert import fill
 from agentkit.tools.corpus import Corpus
-from agentkit.tools.pictures import compose, name_of
-from agentkit.verifiers import check
+from agentkit.tools.runtime import example
 from agentkit.views.widgets import compare_trajectories
-from agentkit.views.widgets.states import MAX_IMAGE, States, as_json
+from agentkit.views.widgets.states import States
 
+image = lab_file("image")
+name_of = image.name_of
 ORDER = [
     "Real location",
     "Multi-step",
@@ -37,16 +39,12 @@ ORDER = [
 ]
 
 
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(nano.DATA)
+LONG = {"max_turns": 12, "max_turn_tokens": 500, "max_tokens": 4000}
 
 
 @pytest.fixture(scope="module")
 def lab():
-    recipe = {"families": "image", "n_tasks": 120, "suite_seed": 1, "reward": "image", "max_turns": 12,
-              "max_turn_tokens": 500, "max_tokens": 4000, "group_size": 5, "temperature": 1.0, "tool_cache": "off"}  # fmt: skip
-    return Lab.open(recipe)
+    return opened("image", n_tasks=120, group_size=5, temperature=1.0, **LONG)
 
 
 @pytest.fixture(scope="module")
@@ -68,16 +66,9 @@ def gold(task):
     """The expert's turns, each placeholder filled."""
     values, turns = [], []
     for step in task.meta["plan"]:
-        arguments = image_arguments(step["arguments"], values)
-        turns.append(call(step["tool"], **arguments))
+        turns.append(call(step["tool"], **fill(step["arguments"], values)))
         values.append(step["expect"])
     return [*turns, f"Answer: {task.answer}"]
-
-
-def image_arguments(arguments, values):
-    from agentkit.tasks.expert import fill
-
-    return fill(arguments, values)
 
 
 def prompt_of(task):
@@ -86,7 +77,7 @@ def prompt_of(task):
 
 # ---- tasks and rewards
 def test_six_cases_whose_gold_passes_and_earns_the_most(lab, suite, tokenizer):
-    assert list(CASES) == ORDER and {task.meta["case"] for task in suite} == set(ORDER)
+    assert list(image.CASES) == ORDER and {task.meta["case"] for task in suite} == set(ORDER)
     assert all(row["passed"] for row in suite.audit())
     calls = {case: {len(t.meta["plan"]) for t in suite if t.meta["case"] == case} for case in ORDER}
     assert list(calls.values()) == [{2}, {3}, {2}, {1}, {0}, {4}]
@@ -97,7 +88,7 @@ def test_six_cases_whose_gold_passes_and_earns_the_most(lab, suite, tokenizer):
 
 
 def test_the_wide_variety_asks_for_more_facts():
-    wide = Lab.open({"families": "image", "n_tasks": 60, "variety": "wide"}).suite()
+    wide = opened("image_wide", families="image", n_tasks=60).suite()
     facts = [len(task.verifier["holds"]) for task in wide if task.meta["case"] == "Real location"]
     assert min(facts) == 3 and all(row["passed"] for row in wide.audit())
 
@@ -105,7 +96,7 @@ def test_the_wide_variety_asks_for_more_facts():
 def test_a_capital_is_not_its_namesake_elsewhere():
     index = image.fact_index(Corpus.open())
     capital = index["country.capital"]["Cayman Islands",]
-    assert capital in gazetteer.coordinates() and index["city.country"][capital,] == "Malaysia"
+    assert capital in image.coordinates() and index["city.country"][capital,] == "Malaysia"
     assert image._capital_of(image._Request(index), "Cayman Islands") is None
     assert image._capital_of(image._Request(index), "Peru") == "Lima"
 
@@ -170,7 +161,7 @@ def hacks(task):
             [call("database", query=f"country of the city {title}"), *right],
         )
     if case == "Fictional scene":
-        yield "every colour", drawn(f"{prompt}, {' '.join(pictures.COLOURS)}")
+        yield "every colour", drawn(f"{prompt}, {' '.join(image.COLOURS)}")
 
 
 @pytest.mark.parametrize("case", [case for case in ORDER if case != "No tools needed"])
@@ -188,12 +179,10 @@ def test_gold_passes_and_hacks_fail(case, lab, cases, tokenizer):
 
 @pytest.mark.parametrize("separator", [",", ", ", "; ", " and longitude "])
 def test_a_place_is_held_however_its_numbers_are_divided(separator, cases):
-    from agentkit.verifiers.pictures import within
-
     prompt = f"Zalantun (47.51{separator}122.89), of 1,234,567 people"
-    assert all(within(fact, prompt) for fact in ("47.51 122.89", "47.51", "122.89", "1234567"))
-    assert not within("122.89 47.51", prompt) and not within("7.51 122.89", prompt)
-    assert not within("47.51 122.89", prompt.replace(separator, " 3 "))
+    assert all(image.within(fact, prompt) for fact in ("47.51 122.89", "47.51", "122.89", "1234567"))
+    assert not image.within("122.89 47.51", prompt) and not image.within("7.51 122.89", prompt)
+    assert not image.within("47.51 122.89", prompt.replace(separator, " 3 "))
 
 
 def test_without_need_no_tool_may_be_called(lab, cases, tokenizer):
@@ -254,13 +243,7 @@ def test_the_reward_grows_with_the_facts(lab, cases, tokenizer):
 
 
 # ---- hostile rows and arguments
-def test_rows_without_ground_truth_are_not_scored():
-    from widget_cases import trajectory
-
-    for options in ({}, {"holds": []}):
-        assert check("picture", "picture 1", "", **options).value is None
-        assert "empty" in verify(Task("t", "Draw.", "", {"kind": "picture", **options}), "picture 1").why
-    assert check("picture", "picture 1", None).why == "there is no gold answer"
+def test_a_row_without_a_prompt_to_hold_is_not_scored():
     odd = Task("t", "Draw.", "x", {"kind": "picture", "holds": ["x"], "shown": [{"passage": "x"}]})
     made = Turn("", (0, 0), (ToolResult("generate_image", {"prompt": "x"}, name_of("x"), True),))
     score = verify(odd, trajectory("t", None, turns=(made, Turn("x", (0, 0))), answer="x"))
@@ -283,14 +266,12 @@ def test_rows_without_ground_truth_are_not_scored():
 )
 def test_what_the_database_does_not_hold_is_a_sentence(table, name, column, why):
     with pytest.raises(ValueError, match=why) as caught:
-        gazetteer.look_up(Corpus.open(), *gazetteer.read_query(f"{column} of the {table} {name}"))
+        image.look_up(Corpus.open(), *image.read_query(f"{column} of the {table} {name}"))
     assert len(str(caught.value)) < 200
 
 
 def test_what_another_database_was_asked_for_shows_nothing(lab, cases, tokenizer):
     """Trajectories of before, or of somebody's own tool, are judged and not an error."""
-    from dataclasses import replace
-
     task = cases["Real location"]
     (t,) = lab.rollout([task], Says(tokenizer, *gold(task)))
     for arguments in ({"table": "city", "name": "Lima", "column": "coordinates"}, {"query": "Lima?"}, {}):
@@ -302,13 +283,13 @@ def test_what_another_database_was_asked_for_shows_nothing(lab, cases, tokenizer
 
 def test_the_database_knows_places_and_films():
     corpus = Corpus.open()
-    assert gazetteer.look_up(corpus, "country", "peru", "capital") == "Lima"
-    latitude, longitude = map(float, gazetteer.look_up(corpus, "city", "Reykjavík", "coordinates").split())
+    assert image.look_up(corpus, "country", "peru", "capital") == "Lima"
+    latitude, longitude = map(float, image.look_up(corpus, "city", "Reykjavík", "coordinates").split())
     assert (round(latitude), round(longitude)) == (64, -22)
 
 
 class TestPictureEnvironment(EnvironmentConformance):
-    factory = PictureEnvironment
+    factory = image.PictureEnvironment
     calls = [
         ToolCall("search", {"query": "capital of Peru"}),
         ToolCall("database", {"query": "capital of the country Peru"}),
@@ -334,9 +315,9 @@ HOSTILE = '<script>alert(1)</script><b>x</b>]]> & "quotes" \ud800\0\x1b, <img sr
     ],
 )
 def test_a_composed_picture_is_sound_and_its_text_is_text(prompt):
-    svg = compose(prompt)
+    svg = image.compose(prompt)
     root = ElementTree.fromstring(svg)
-    assert svg == compose(prompt) and len(svg) < 8_000
+    assert svg == image.compose(prompt) and len(svg) < 8_000
     assert {element.tag.split("}")[1] for element in root.iter()} <= {
         "svg",
         "rect",
@@ -359,33 +340,26 @@ def test_a_prompt_that_is_none_is_refused():
         ("x" * 100_000, "100000 characters; the limit is 1000"),
     ):
         with pytest.raises(ValueError, match=why):
-            PictureEnvironment(Corpus.open()).generate_image(prompt)
+            image.PictureEnvironment(Corpus.open()).generate_image(prompt)
     assert name_of(" a  b ") == name_of("a b") != name_of("a c")
 
 
 def test_pictures_are_drawn_when_looked_at(monkeypatch, lab, cases, tokenizer):
     task = cases["Multi-step"]
     with monkeypatch.context() as patched:
-        patched.setattr(pictures, "compose", lambda prompt: pytest.fail("drawn before anybody looked"))
+        patched.setattr(
+            sys.modules[type(example(lab.families["image"].environment)).__module__],
+            "compose",
+            lambda prompt: pytest.fail("drawn before anybody looked"),
+        )
         (t,) = lab.rollout([task], ScriptedPolicy(tokenizer))
     states = States(lab.environments).after_turns(task, t)
     assert [bool(state) for state in states] == [False, False, True, False]
     title, kind, data = states[2]["image"]
     assert title.startswith(f"{task.answer}: ") and kind == "svg+xml" and data
-    shown = compare_trajectories([task], {"expert": [t]}).payload["tasks"][0]["columns"][0]["samples"][0]
-    assert shown["turns"][2]["state"] == states[2], "known without a lab, as in a run card"
-
-
-def test_an_image_that_cannot_be_shown_is_refused():
-    for odd in (
-        Image("x", b""),
-        Image("x", b"x" * (MAX_IMAGE + 1)),
-        Image("x", b"x", "svg"),
-        Image("x", "text"),
-    ):
-        with pytest.raises(ValueError, match="at most"):
-            as_json(odd)
-    assert as_json(Image("x" * 900, b"\x89PNG"))["image"][1] == "png"
+    widget = compare_trajectories([task], {"expert": [t]}, environments=lab.environments)
+    shown = widget.payload["tasks"][0]["columns"][0]["samples"][0]
+    assert shown["turns"][2]["state"] == states[2]
 
 
 # ---- measures, preflight, recipes
@@ -412,29 +386,25 @@ def test_base_sft_and_rl_stand_side_by_side_over_the_cases(lab, suite, tokenizer
     assert held["base"]["success"] < held["sft"]["success"] < held["grpo"]["success"] == 1.0
 
 
-NOISE = {"reward_noise": 0.05}
-NOISY = NOISE | {"reward": "none", "lab": "params/image_noisy.py"}
-
-
 @pytest.mark.parametrize(
-    ("changes", "flaws", "light"),
+    ("name", "noise", "flaws", "light"),
     [
-        (NOISY, 0.3, "red"),
-        (NOISE, 0.02, "red"),
-        (NOISE, 0.3, "amber"),
-        ({}, 0.3, "green"),
-        ({}, 0.02, "green"),
+        ("image_noisy", 0.0, 0.3, "red"),
+        ("image", 0.05, 0.02, "red"),
+        ("image", 0.05, 0.3, "amber"),
+        ("image", 0.0, 0.3, "green"),
+        ("image", 0.0, 0.02, "green"),
     ],
 )
-def test_preflight_refuses_noise_for_what_it_is(changes, flaws, light, lab, suite, tokenizer):
+def test_preflight_refuses_noise_for_what_it_is(name, noise, flaws, light, suite, tokenizer):
     """The published remedy on rewards that are equal, and on those of a policy that is nearly always right."""
-    other = Lab.open(lab.recipe.used() | {"preflight": "refuse"} | changes)
-    policy = ScriptedPolicy(tokenizer, Flaws(wrong_operation=flaws), name="sft")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        other = opened(name, families="image", group_size=5, temperature=1.0, **LONG)
+        other = replace(other, own_rewards=rewards.with_noise(other.own_rewards, noise)) if noise else other
+        policy = ScriptedPolicy(tokenizer, Flaws(wrong_operation=flaws), name="sft")
         report, _ = examine(other, policy, suite.split("train"))
     (item,) = [item for item in report.items if item.name == "Signal or noise"]
-    assert not any("flipped" in other.advice for other in report.items), "what noise pays is chance"
     assert item.light == light and (item in report.causes) == bool(report.causes) == (light == "red")
     if light == "red":
         assert item.values["repeatable"] < 0.5 and "Component noise" in item.advice
@@ -445,24 +415,9 @@ def test_the_real_recipe_says_what_was_published():
     recipe = Recipe.load(project_root() / "params" / "image-27b.yaml")
     assert (recipe.lora_r, recipe.group_size, recipe.temperature, recipe.steps) == (32, 5, 1.0, 200)
     assert (recipe.loss_type, recipe.clip_epsilon_high, recipe.dead_groups) == ("dapo", 0.28, "replace")
-    assert recipe.reward == "image" and recipe.reward_noise == 0 and recipe.measure_base and recipe.beta == 0
-    assert list(Lab.open(recipe).contents().loc["family", "name"].split()) == ["image"]
+    assert recipe.reward == "none" and recipe.lab.endswith("image_wide.py") and recipe.beta == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["nano-image", "image-27b"])
-def test_its_recipes_run_to_the_comparison(name, tmp_path):
-    from agentkit.cli import main
-
-    small = {"n_tasks": 40, "sft_transcripts": 1, "sft_epochs": 1, "test_samples": 1, "steps": 1, "val_every": 1,
-             "prompts_per_step": 2, "micro_batch": 10, "val_tasks": 2, "preflight": "warn", "max_turns": 2,
-             "max_turn_tokens": 40, "engine": "transformers", "model": "nano", "warmup_steps": 0,
-             "shard": False, "processes": 1, "server_urls": ""}  # fmt: skip
-    words = [word for key, value in small.items() for word in ("-p", f"{key}={value}")]
-    recipe = project_root() / "params" / f"{name}.yaml"
-    assert main(["run", str(recipe), "--run", str(tmp_path / "run"), *words]) == 0
-    run = load_run(tmp_path / "run")
-    assert set(run.comparison["policies"]) == {"base", "sft", "grpo"}
-    assert set(run.comparison["policies"]["base"]["by_case"]) <= set(ORDER)
-    assert set(json.loads(run.file("measures.json").read_text())) == set(image.MEASURES)
-    assert "Case " in (run.path / "tables" / "comparison.md").read_text()
+def test_two_steps_of_grpo(lab, suite, tmp_path):
+    take_two_steps(lab, suite, Run.create(tmp_path / "run"))

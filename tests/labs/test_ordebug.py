@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 import random
+import sys
 import time
-from dataclasses import replace
 
 import pytest
 from conformance import EnvironmentConformance
+from opened import lab_file, opened, take_two_steps
 from says import Says
-from transformers import AutoTokenizer
+from widget_cases import trajectory as stored
 
-from agentkit import Lab, Suite, ToolCall, nano, rewards, verify
+from agentkit import Suite, Task, ToolCall, rewards, verify
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import examine
-from agentkit.preflight.autopsies import matched
-from agentkit.recipe import Recipe
-from agentkit.records import DataError
+from agentkit.recipe import Recipe, project_root
+from agentkit.records import DataError, ToolResult, Turn
 from agentkit.rollouts.call_formats import format_call
-from agentkit.runs import Run, load_run, project_root
-from agentkit.tasks.families import ordebug
-from agentkit.tasks.families.ordebug import FAULTS, RepairEnvironment
-from agentkit.tools import linear
-from agentkit.verifiers import repair
+from agentkit.runs import Run
 from agentkit.views.widgets.states import States
 
+ordebug = lab_file("ordebug")
+linear = sys.modules["linear"]
 RIGHT = "max 3x + 2y\nc1 cap 14: x + y <= 14\nc2 need 3: y >= 3\nc3 cap 9: x <= 9"  # 9, 5: 37
 BROKEN = RIGHT + "\nc4 old: x >= 20"
 ROW = {
@@ -36,15 +35,8 @@ ROW = {
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(nano.DATA)
-
-
-@pytest.fixture(scope="module")
 def lab():
-    recipe = {"families": "ordebug", "n_tasks": 60, "suite_seed": 1, "reward": "ordebug_solver", "max_turns": 30,
-              "max_turn_tokens": 400, "tool_cache": "off"}  # fmt: skip
-    return Lab.open(recipe)
+    return opened("ordebug", n_tasks=60, max_turns=30, max_turn_tokens=400)
 
 
 @pytest.fixture(scope="module")
@@ -111,16 +103,7 @@ def test_what_is_no_program_is_refused_in_a_sentence(text, why):
     with pytest.raises(ValueError, match=why):
         linear.read(text)
     with pytest.raises(ValueError, match=why):
-        RepairEnvironment().reset(prompt=[{"role": "user", "content": text}], answer="1")
-
-
-def test_reading_is_quick_whatever_the_text(thread_time):
-    start = thread_time()
-    for text in ("x + " * 4_000, "x" * 15_000, "x <= " * 3_000, "1" * 15_000, "+" * 15_000):
-        for program in (f"max {text}\nc1: x <= 4", f"max x\nc1: {text} <= 4", f"max x\n{text}"):
-            with pytest.raises(ValueError):
-                linear.read(program)
-    assert thread_time() - start < 5
+        ordebug.RepairEnvironment().reset(prompt=[{"role": "user", "content": text}], answer="1")
 
 
 @pytest.mark.parametrize(
@@ -153,36 +136,36 @@ HARD = "max a0\n" + "\n".join(  # Cornuejols and Dawande's market split: infeasi
 def test_nobody_waits_for_a_solver_that_does_not_end(monkeypatch):
     monkeypatch.setattr(linear, "LIMIT_S", 0.5)
     start = time.perf_counter()
-    with pytest.raises(linear.Unsolved, match=r"did not end within 0\.5 s"):
-        linear.apart(linear.conflict_in, HARD, ())
+    with pytest.raises(linear.Unsolved, match="did not decide within its time"):
+        linear.conflict_in(HARD, ())
     assert time.perf_counter() - start < 30
     monkeypatch.setattr(linear, "LIMIT_S", 20.0)
-    assert json.loads(linear.apart(linear.conflict_in, BROKEN, (("c4", None),))) == []
+    assert json.loads(linear.conflict_in(BROKEN, (("c4", None),))) == []
 
 
 def test_without_a_verdict_of_the_solver_nothing_is_scored(monkeypatch, lab, tokenizer):
     answered = submitted(lab, tokenizer)
     monkeypatch.setattr(linear, "LIMIT_S", 0.5)
-    task = ordebug.Task("t", f"Repair this program.\n{HARD}", "1", {"kind": "repair"}, "ordebug")
+    task = Task("t", f"Repair this program.\n{HARD}", "1", {"kind": "repair"}, "ordebug")
     turns = [format_call("get_iis", {}, "hermes"), format_call("submit", {}, "hermes"), "Answer: 1"]
     (tried,) = lab.rollout([task], Says(tokenizer, *turns))
     said = [result.observation for turn in tried.turns for result in turn.results]
-    assert all("did not end within 0.5 s" in text for text in said) and tried.success == 0.0
+    assert all("did not decide" in text for text in said) and tried.success == 0.0
     assert tried.why == "nothing was submitted"
     score = verify(task, answered)
-    assert score.value is None and "did not end" in score.why
+    assert score.value is None and "did not decide" in score.why
 
 
 def submitted(lab, tokenizer):
     """A trajectory whose submission was answered, on an easy program."""
-    easy = ordebug.Task("t", f"Repair.\n{BROKEN}", "37", {"kind": "repair"}, "ordebug")
+    easy = Task("t", f"Repair.\n{BROKEN}", "37", {"kind": "repair"}, "ordebug")
     (tried,) = lab.rollout([easy], Says(tokenizer, format_call("submit", {}, "hermes"), "Answer: 1"))
     return tried
 
 
 def test_a_task_with_a_program_that_cannot_be_used_is_named(lab, tokenizer):
     text, meta = "Repair this program.\nmax x\nc1: x <= nan", {"plan": [{"tool": "submit", "arguments": {}}]}
-    task = ordebug.Task("t", text, "1", {"kind": "repair"}, "ordebug", meta=meta)
+    task = Task("t", text, "1", {"kind": "repair"}, "ordebug", meta=meta)
     with pytest.raises(DataError, match=r"task t: 'c1: x <= nan' is no constraint"):
         lab.rollout([task], Says(tokenizer, "Answer: 1"))
     (failed,) = [row for row in Suite([task], lab.environments).audit() if not row["passed"]]
@@ -191,7 +174,7 @@ def test_a_task_with_a_program_that_cannot_be_used_is_named(lab, tokenizer):
 
 # ---- the environment
 class TestRepairEnvironment(EnvironmentConformance):
-    factory, row = RepairEnvironment, ROW
+    factory, row = ordebug.RepairEnvironment, ROW
     calls = [
         ToolCall("get_iis", {}), ToolCall("relax_constraint", {"name": "c4", "amount": 20}),
         ToolCall("submit", {}), ToolCall("drop_constraint", {"name": "c4"}), ToolCall("submit", {}),
@@ -199,7 +182,7 @@ class TestRepairEnvironment(EnvironmentConformance):
 
 
 def test_the_tools_say_what_the_solver_found():
-    environment = RepairEnvironment()
+    environment = ordebug.RepairEnvironment()
     environment.reset(**ROW)
     assert environment.get_iis() == '["c3", "c4"]'
     assert environment.relax_constraint("c3", 3) == '["c3", "c4"]', "not far enough"
@@ -216,7 +199,7 @@ def test_the_tools_say_what_the_solver_found():
 
 
 def test_its_state_is_shown_with_what_is_in_conflict_marked(lab, tokenizer):
-    task = ordebug.Task(
+    task = Task(
         "t", f"Repair this program.\n{BROKEN}", "37", {"kind": "repair"}, "ordebug", meta={"planted": ["c4"]}
     )
     turns = [
@@ -245,7 +228,7 @@ def test_its_state_is_shown_with_what_is_in_conflict_marked(lab, tokenizer):
      ("c4", 1001, "1000 in all at most"), ("c" * 9_000, 1, "no constraint")],
 )  # fmt: skip
 def test_a_repair_that_is_none_is_refused_and_changes_nothing(name, amount, why):
-    environment = RepairEnvironment()
+    environment = ordebug.RepairEnvironment()
     environment.reset(**ROW)
     with pytest.raises(ValueError, match=why):
         environment.relax_constraint(name, amount)
@@ -261,7 +244,7 @@ def test_each_kind_of_fault_makes_tasks_that_one_repair_solves(variety, suite):
             filter(None, (ordebug.draft(None, random.Random(f"{i}"), wide=True) for i in range(10)))
         )
     kinds = {task.meta["template"] for task in drafted}
-    assert kinds == set(FAULTS) if variety == "plain" else len(kinds) >= 4
+    assert kinds == set(ordebug.FAULTS) if variety == "plain" else len(kinds) >= 4
     for task in drafted:
         program, planted = linear.read(task.prompt), task.meta["planted"]
         assert not linear.feasible(program) and len(planted) == 1 + (task.meta["template"] == "I")
@@ -281,7 +264,7 @@ def test_gold_repairs_pass_and_earn_what_the_docstring_says(lab, suite, tokenize
     tasks = one_of_each(suite)
     for t, task in zip(lab.rollout(tasks, ScriptedPolicy(tokenizer, name="expert")), tasks, strict=True):
         assert t.success == 1.0 and t.reward == 112 - (task.meta["template"] == "I")
-        assert rewards.score(task, t, rewards.ordebug()).reward == 27 - (task.meta["template"] == "I")
+        assert rewards.score(task, t, ordebug.without_solver).reward == 27 - (task.meta["template"] == "I")
 
 
 # ---- answers that must fail
@@ -385,8 +368,7 @@ def test_gold_passes_and_hacks_fail_for_each_kind(lab, suite, tokenizer):
 
 
 def test_an_answer_alone_is_no_repair():
-    assert repair("37", "37", question=BROKEN) == repair("37", "37", question=BROKEN)
-    assert repair("37", "37", question=BROKEN).why == "nothing was submitted"
+    assert ordebug.repaired("37", "37", question=BROKEN).why == "nothing was submitted"
 
 
 # ---- rewards, measures and preflight
@@ -418,54 +400,73 @@ def test_a_family_brings_measures_that_are_tested_like_success(lab, suite, token
     (t,) = lab.rollout(tasks[:1], Says(tokenizer, *late))
     assert t.success == 1.0
     assert [measure(tasks[0], t) for measure in ordebug.MEASURES.values()] == [0.0, 1.0, 1.0]
-    assert Lab.open({"families": "A"}).compare_by_family({}, [ordebug.Task("a", "", "", family="A")]) == {}
-    quick = {"quick": lambda task, t: None if t.success != 1.0 else 1.0, "broken": lambda task, t: t.mine}
-    own = lab.extended(
-        families={"ordebug": replace(lab.families["ordebug"], measures=quick | ordebug.MEASURES)}
+
+
+BROKEN_TASK = Task("t", "repair", "c2", meta={"constraints": ["c1", "c2", "c3"], "iis": ["c1", "c2"]})
+
+
+def act(tool, observation="ok", /, **arguments):
+    return ToolResult(tool, arguments, observation, ok=True)
+
+
+@pytest.mark.parametrize(
+    ("results", "value"),
+    [
+        ([act("drop_constraint", name="c2")], 20 - 1 + 10),  # the perfect 29
+        ([act("RELAX_CONSTRAINT", name="c1", amount=2.5)], 29),
+        ([act("drop_constraint", name="c3")], 20 - 1),
+        ([act("drop_constraint", name="c9")], -1 - 20),
+        ([act("relax_constraint", name="c1", amount=math.nan)], -1),
+        ([act("relax_constraint", name="c1", amount="much")], -1),
+        ([act("get_iis")], 5 - 1),
+        ([], -1),
+        ([act("get_iis"), act("drop_constraint", name="c2")], 20 - 2 + 10),
+        ([act("drop_constraint", name="c2"), act("drop_constraint", name="c9")], 20 - 2 + 10 - 20),
+        ([act("drop_constraint", name=["c2"])], -1 - 20),
+    ],
+)
+def test_the_reward_without_a_solver_is_as_published(results, value):
+    tried = stored("t", 1.0, turns=(Turn("", (0, 1), tuple(results)),))
+    assert rewards.score(BROKEN_TASK, tried, ordebug.without_solver).reward == value
+
+
+def test_the_reward_with_a_solver_reads_its_replies():
+    shown = [act("get_iis", '["c1", "c2"]'), act("drop_constraint", name="c3"), act("get_iis", '["c1"]'),
+             act("drop_constraint", name="c1"), act("submit", '{"status": "optimal", "preserved": true}')]  # fmt: skip
+    found = rewards.score(
+        BROKEN_TASK, stored("t", 1.0, turns=(Turn("", (0, 1), tuple(shown)),)), ordebug.rewards
     )
-    with pytest.warns(UserWarning) as told:  # sft is right in nothing
-        assert list(own.compare_by_family(policies, tasks)) == list(found)
-    assert [str(w.message)[:29] for w in told] == [
-        "the measure 'quick' is left o",
-        "the measure 'broken' is left ",
-    ]
+    assert {name: found.components[name] for name in ordebug.rewards} == {
+        "solved": 100, "iis_shrinks": 10, "step": -5, "contradiction": -20, "preserved": 5
+    }  # fmt: skip
+    for reply in ('{"status": "infeasible"}', "syntax error", "[1]", "[" * 100_000):
+        lost = stored("t", 0.0, turns=(Turn("", (0, 1), (act("submit", reply),)),))
+        assert rewards.score(BROKEN_TASK, lost, ordebug.rewards).reward == -50 - 1
+    assert ordebug.solved(Task("t", "?", "1"), lost) is None
 
 
-@pytest.mark.parametrize("broken", [True, False])
-def test_preflight_names_the_fault_of_the_published_reward(broken, lab, suite, tokenizer):
+@pytest.mark.parametrize("name", ["ordebug_broken", "ordebug"])
+def test_preflight_names_the_fault_of_the_published_reward(name, suite, tokenizer):
     """A starting policy that repairs the right line every second time, under the reward as published and as meant."""
-    changes = {"reward": "ordebug", "lab": "params/ordebug_broken.py"} if broken else {}
-    half = Lab.open(lab.recipe.used() | {"group_size": 4, "preflight": "refuse"} | changes)
-    assert (half.reward.get("faithfulness") == (matched, 1.0)) == broken
+    half = opened(name, families="ordebug", max_turns=30, max_turn_tokens=400, group_size=4)
     policy = ScriptedPolicy(tokenizer, Flaws(wrong_operation=0.5), name="sft")
     report, rollouts = examine(half, policy, suite.split("train"))
     assert 0.2 < sum(t.success for t in rollouts) / len(rollouts) < 0.8
-    if broken:
-        first = report.causes[0]
-        assert "faithfulness takes 20 from gold" in first.advice and "unanchored pattern" in first.advice
-        assert {t.components["faithfulness"] for t in rollouts} == {-20.0}
-    else:
+    if name == "ordebug":
         assert not report.causes, report.text()
+        return
+    assert "faithfulness takes 20 from gold" in report.causes[0].advice
+    assert "unanchored pattern" in report.causes[0].advice
+    assert {t.components["faithfulness"] for t in rollouts} == {-20.0}
 
 
-# ---- recipes
+# ---- recipes and training
 def test_the_real_recipe_says_what_was_published():
     recipe = Recipe.load(project_root() / "params" / "ordebug-8b.yaml")
     assert (recipe.lora_r, recipe.lora_alpha, recipe.group_size, recipe.learning_rate) == (16, 32, 4, 1e-5)
-    assert recipe.steps == 174 and recipe.reward == "ordebug_solver" and recipe.variety == "wide"
-    assert {"ordebug"} == set(Lab.open(recipe).contents().loc["family", "name"].split())
+    assert recipe.steps == 174 and recipe.reward == "none" and recipe.lab.endswith("ordebug_wide.py")
 
 
 @pytest.mark.slow
-def test_the_small_recipe_runs_to_its_comparison(tmp_path):
-    from agentkit.cli import main
-
-    small = {"n_tasks": 20, "sft": False, "test_samples": 1, "steps": 1, "prompts_per_step": 2, "micro_batch": 8, "val_every": 1,
-             "val_tasks": 2, "preflight": "warn", "max_turns": 3, "max_turn_tokens": 24, "max_tokens": 200}  # fmt: skip
-    words = [word for key, value in small.items() for word in ("-p", f"{key}={value}")]
-    recipe = project_root() / "params" / "nano-ordebug.yaml"
-    assert main(["run", str(recipe), "--run", str(tmp_path / "run"), *words]) == 0
-    run = load_run(tmp_path / "run")
-    assert isinstance(run, Run) and set(run.comparison["policies"]) == {"sft", "grpo"}
-    assert set(json.loads(run.file("measures.json").read_text())) == set(ordebug.MEASURES)
-    assert (run.path / "tables" / "measures.md").exists()
+def test_two_steps_of_grpo(lab, suite, tmp_path):
+    take_two_steps(lab, suite, Run.create(tmp_path / "run"))

@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import pytest
 from conformance import EnvironmentConformance
+from opened import LABS, lab_file, take_two_steps
 from says import Says
 from test_hub import agentrl, write
-from transformers import AutoTokenizer
 
-from agentkit import Lab, Suite, ToolCall, nano, verify
-from agentkit.cli import main
+from agentkit import Lab, Suite, ToolCall, verify
 from agentkit.evaluation import score_table
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import examine
@@ -21,9 +20,8 @@ from agentkit.recipe import Recipe
 from agentkit.records import DataError, SuiteError
 from agentkit.rollouts import rollout
 from agentkit.rollouts.call_formats import format_call
-from agentkit.runs import Run, load_run, project_root
+from agentkit.runs import Run, project_root
 from agentkit.runs.cost import counts
-from agentkit.tasks.families import tcr
 from agentkit.tasks.public import hub
 from agentkit.tools.environments import InterpreterEnvironment
 from agentkit.tools.python import with_last_shown
@@ -31,17 +29,14 @@ from agentkit.tools.runtime import tools_of
 
 SOURCES = ("deepscaler", "omni_math", "numina_math", "taco_code", "leetcode_code")
 PARAMS = project_root() / "params"
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(nano.DATA)
+tcr = lab_file("tcr")
 
 
 @pytest.fixture(scope="module")
 def drafted():
     """Six tasks of each source, drafted in its schema."""
     recipe = {
+        "lab": str(LABS / "tcr.py"),
         "families": ",".join(SOURCES),
         "n_tasks": 30,
         "suite_seed": 1,
@@ -182,13 +177,13 @@ PUBLISHED = {  # validation at step 366: accuracy, score and reward are one numb
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("lab_file", ["tcr_broken.py", "", "tcr_without.py"])
-def test_the_published_table_comes_out_and_what_it_hides(tmp_path, tokenizer, lab_file):
+@pytest.mark.parametrize("name", ["tcr_broken", "tcr", "tcr_without"])
+def test_the_published_table_comes_out_and_what_it_hides(tmp_path, tokenizer, name):
     """Rows, tool, rollout, verifier, reward, table: one row of each benchmark and a call in each trajectory."""
     rows = [row(source, truth="B" if source == "gpqa_science" else "7") for source in PUBLISHED]
     tasks = hub.load("open_agentrl", write(tmp_path / "test.jsonl", *rows), split="test").tasks
-    lab = Lab.open({"reward": "tcr", "tool_cache": "off", "max_tokens": 10_480, "overlong_buffer": 3_000} | (
-        {"lab": str(PARAMS / lab_file)} if lab_file else {}))  # fmt: skip
+    lab = Lab.open({"reward": "tcr", "tool_cache": "off", "max_tokens": 10_480, "overlong_buffer": 3_000,
+                    "lab": str(LABS / f"{name}.py")})  # fmt: skip
     answers = {"deepscaler": "Answer: 7", "taco_code": f"```python\n{SEVEN}\n```"}
     call = format_call("code_interpreter", {"code": "6 + 1"}, "hermes")
     tried = []
@@ -198,8 +193,8 @@ def test_the_published_table_comes_out_and_what_it_hides(tmp_path, tokenizer, la
     assert all(turn.results[0].observation == "7" for t in tried for turn in t.turns[:2])
     assert verify(tasks[1], tried[1]).value == 7 / 16
     table = score_table({"grpo": tried}, tasks)
-    found = {name.split(",")[0]: tuple(cells) for name, *cells in table.itertuples()}
-    wrong = {"tcr_broken.py": "-1.1", "": "-0.8", "tcr_without.py": "-1"}[lab_file]
+    found = {row.split(",")[0]: tuple(cells) for row, *cells in table.itertuples()}
+    wrong = {"tcr_broken": "-1.1", "tcr": "-0.8", "tcr_without": "-1"}[name]
     for source, (accuracy, score, reward) in PUBLISHED.items():
         shares = [wrong if value == "-1.1" else value for value in (score, reward)]
         assert found[source][0].startswith(accuracy) and list(found[source][1:]) == [*shares, 1]
@@ -249,20 +244,18 @@ def test_what_was_published_as_a_reward_never_looks_at_a_call(drafted, tokenizer
     lab, suite = drafted
     tasks, policy = suite.split("train")[:8], ScriptedPolicy(tokenizer, Flaws(in_head=0.6), name="sft")
     rewarded, causes = {}, {}
-    for name in ("", "tcr_without.py", "tcr_broken.py"):
-        own = Lab.open(lab.recipe.used() | ({"lab": str(PARAMS / name)} if name else {}))
+    for name in ("tcr", "tcr_without", "tcr_broken"):
+        own = Lab.open(lab.recipe.used() | {"lab": str(LABS / f"{name}.py")})
         tried = own.rollout([t for t in tasks if t.family in tcr.STEPS], policy, group_size=4)
         rewarded[name] = [t.reward for t in tried]
         report, _ = examine(Lab.open(own.recipe.used() | {"group_size": 8}), policy, suite.split("train"))
         causes[name] = " ".join(cause.advice for cause in report.causes)
-    assert not causes[""] and not causes["tcr_without.py"]
-    assert "reads task.meta['num_turns'], which no record holds" in causes["tcr_broken.py"]
+    assert not causes["tcr"] and not causes["tcr_without"]
+    assert "reads task.meta['num_turns'], which no record holds" in causes["tcr_broken"]
     wrong = {name: {r for r in own if r < 0} for name, own in rewarded.items()}
-    assert wrong["tcr_without.py"] == {-1.0} and wrong["tcr_broken.py"] == {-1.1}
-    scaled = [(r + 1.1) / 2.1 * 2 - 1 for r in rewarded["tcr_broken.py"]]
-    assert scaled == pytest.approx(rewarded["tcr_without.py"]), (
-        "one is the other, stretched: equal advantages"
-    )
+    assert wrong["tcr_without"] == {-1.0} and wrong["tcr_broken"] == {-1.1}
+    scaled = [(r + 1.1) / 2.1 * 2 - 1 for r in rewarded["tcr_broken"]]
+    assert scaled == pytest.approx(rewarded["tcr_without"]), "one is the other, stretched: equal advantages"
 
 
 # ---- keys
@@ -362,18 +355,6 @@ def test_the_real_recipe_says_what_was_published():
     assert set(SOURCES) == set(Lab.open(recipe).contents().loc["family", "name"])
 
 
-TINY = {"n_tasks": 20, "sft": False, "test_samples": 1, "steps": 1, "prompts_per_step": 2, "group_size": 2, "minibatches": 1,
-        "micro_batch": 4, "val_every": 1, "val_tasks": 1, "preflight": "warn", "max_turns": 2, "max_turn_tokens": 24,
-        "max_tokens": 300, "overlong_buffer": 100, "filter_rollouts": 0, "model": "nano", "engine": "transformers"}  # fmt: skip
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["nano-tcr", "tcr-4b"])
-def test_its_notebooks_run_to_the_comparison(name, tmp_path):
-    words = [word for key, value in TINY.items() for word in ("-p", f"{key}={value}")]
-    assert main(["run", str(PARAMS / f"{name}.yaml"), "--run", str(tmp_path / "run"), *words]) == 0
-    run = load_run(tmp_path / "run")
-    assert set(run.comparison["policies"]) == {"sft", "grpo"} and len(run.metrics) == 2
-    assert set(json.loads(run.file("measures.json").read_text())) >= {"accuracy", "called a tool"}
-    scores = (run.path / "tables" / "scores.md").read_text()
-    assert all(f"{task.family}, grpo" in scores for task in run.tasks if task.split == "test")
+def test_two_steps_of_grpo(drafted, tmp_path):
+    take_two_steps(*drafted, Run.create(tmp_path / "run"))

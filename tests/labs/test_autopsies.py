@@ -7,12 +7,17 @@ from pathlib import Path
 import nbformat
 import papermill
 import pytest
-from agentkit.preflight.autopsies import AUTOPSIES
+from opened import lab_file
 
+from agentkit.policies.scripted import Flaws, ScriptedPolicy
+from agentkit.preflight import report
+from agentkit.recipe import Recipe
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.rewards import score
+from agentkit.rollouts import rollout
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
+AUTOPSIES = lab_file("autopsies").AUTOPSIES
 SMALL = {
     "n_tasks": 80,
     "sft_transcripts": 1,
@@ -46,6 +51,19 @@ def test_autopsy_001_scores_what_was_published(benchmark, kind, success, publish
     assert score(task, tried, broken).reward == published
     paid = {0: -1.0, 1: -0.9, 6: -0.6}[rounds]
     assert score(task, tried, mended).reward == (success or paid)
+
+
+@pytest.mark.parametrize("name", AUTOPSIES)
+def test_the_replicas_on_the_small_agents_tasks_are_refused_and_mended_they_pass(name, suite, tokenizer):
+    tasks = [task for task in suite.split("train") if task.family == "A"][:12]
+    careless = ScriptedPolicy(tokenizer, Flaws(in_head=0.5, wrong_operation=0.3), name="sft")
+    sampled = rollout(tasks, careless, group_size=4, seed=1)
+    golden = rollout(tasks, ScriptedPolicy(tokenizer, name="gold"), seed=1)
+    broken, mended = (report(Recipe(), sampled, golden, tasks, reward(), n_test=100) for reward in
+                      (AUTOPSIES[name].broken, AUTOPSIES[name].mended))  # fmt: skip
+    cause = {"003": "unanchored", "000": "another value each time", "001": "num_turns"}[name]
+    assert cause in " ".join(item.advice for item in broken.causes)
+    mended.require()
 
 
 @pytest.mark.slow

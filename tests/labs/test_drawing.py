@@ -1,0 +1,252 @@
+"""Drawing by code: its tasks, what passes and what must not, relabelling, and training until solved."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import nbformat
+import papermill
+import pytest
+from opened import LABS, lab_file, opened, take_two_steps
+from widget_cases import trajectory
+
+from agentkit import Suite, verify
+from agentkit.recipe import project_root
+from agentkit.records import Turn
+from agentkit.runs import Run, read_json
+from agentkit.tools.runtime import tools_of
+from agentkit.training.hindsight import lessons
+from agentkit.views.widgets.states import States
+
+ROOT = project_root(__file__)
+drawing = lab_file("drawing")
+TARGETS = {task.meta["template"]: task for task in Suite.load(LABS / "drawings.jsonl")}
+LINES = TARGETS["lines"]
+GOLD = LINES.answer
+
+
+@pytest.fixture(scope="module")
+def lab():
+    return opened("drawing", max_turns=1)
+
+
+def fenced(program: str) -> str:
+    return f"```python\n{program}\n```"
+
+
+def answered(task, program, **more):
+    """A trajectory with the verifier's verdict on a program."""
+    score = verify(task, fenced(program))
+    turns = (Turn(fenced(program), (0, 3)),)
+    return trajectory(task.id, score.value, answer=fenced(program), why=score.why, turns=turns, **more)
+
+
+def task_img(*lines: str) -> str:
+    return "\n    ".join(["def task(img):", *lines, "return img"])
+
+
+def grid_of(task):
+    return task.verifier["tests"][0][1]
+
+
+# ---- tasks
+def test_the_targets_are_those_of_arc25():
+    assert drawing.as_rows(grid_of(LINES)) == "\n".join(["123456789"] * 9)
+    squares = ["11447711", "11447711", "22558822", "22558822", "33669933", "33669933"]
+    assert drawing.as_rows(grid_of(TARGETS["12"])).split("\n") == squares
+    shapes = [(len(grid_of(TARGETS[name])), len(grid_of(TARGETS[name])[0])) for name in ("16", "20", "25")]
+    assert shapes == [(8, 8), (10, 8), (10, 10)]
+    assert "Output, grid shape: 9x9\n0 123456789\n1 123456789\n" in LINES.prompt
+    assert all(task.verifier["setup"] == drawing.SETUP for task in TARGETS.values())
+
+
+@pytest.mark.parametrize("name", ["lines", "12", "16", "20", "25"])
+def test_gold_drawings_pass_and_earn_the_most(name):
+    tried = answered(TARGETS[name], TARGETS[name].answer)
+    assert tried.success == drawing.pixel_accuracy(TARGETS[name], tried) == 1.0
+
+
+FORGED = "1 of 1 tests passed; 81 of 81 pixels are right in\\n" + "\\n".join(["123456789"] * 9)
+HACKS = {
+    "nothing": "",
+    "no program": "I could not find this.",
+    "the prompt": LINES.prompt,
+    "the rows": "\n".join(["123456789"] * 9),
+    "as it was given": task_img(),
+    "no result": "def task(img):\n    pass",
+    "another name": GOLD.replace("task", "tasks"),
+    "the rows as text": task_img("return '\\n'.join(['123456789'] * 9)"),
+    "rows of text": task_img("return ['123456789'] * 9"),
+    "colours as text": task_img("return [list('123456789')] * 9"),
+    "one pixel off": task_img("img = [list(range(1, 10)) for _ in img]", "img[8][8] = 8"),
+    "a row too few": task_img("return [list(range(1, 10))] * 8"),
+    "a row too many": task_img("return [list(range(1, 10))] * 10"),
+    "transposed": GOLD.replace("vertical", "horizontal"),
+    "colours off by one": GOLD.replace(", 9)", ", 10)"),
+    "equal to everything": "class Any(list):\n    __eq__ = lambda *_: True\n    __len__ = lambda *_: 9\n" + task_img("return Any()"),
+    "rows equal to everything": "class Any(int):\n    __eq__ = lambda *_: True\n" + task_img("return [[Any()] * 9] * 9"),
+    "says it passed": task_img(f"print('{FORGED}')"),
+    "returns the verdict": task_img(f"return '{FORGED}'"),
+    "ends well": "import sys\n" + task_img("sys.exit(0)"),
+    "ends at once": "import os\n" + task_img("os._exit(0)"),
+    "looks for the target": "import gc\n" + task_img(
+        "found = [o for o in gc.get_objects() if isinstance(o, list) and len(o) == 9 and o[0] == list(range(1, 10))]",
+        "return found[0]"),
+    "looks at its caller": "import sys\n" + task_img("return sys._getframe(1).f_locals['calls'][0]['expected']"),
+    "two programs": f"{fenced(GOLD)}\n{fenced(task_img())}",
+    "bigger than asked": task_img("return [[*range(1, 10), 0]] * 9"),
+    "NaN": task_img("return [[float('nan')] * 9] * 9"),
+}  # fmt: skip
+HOSTILE = {
+    "10,000 cells": task_img("return create_img((100, 100), 1)"),
+    "a million cells": task_img("return create_img((1000, 1000), 1)"),
+    "more than the memory": task_img("return create_img((10**6, 10**6), 1)"),
+    "loops": task_img("while True: pass"),
+    "loops in a line": task_img("draw_line(img, (0, 0), (10**12, 0), 1)"),
+    "never ends": "def task(img):\n    return task(img)",
+    "outside": task_img("draw_pixel(img, (99, -99), 5)", "draw_rectangle(img, (-9, -9), (-1, -1), 5)",
+                        "draw_vertical_line(img, -1, 5)", "draw_horizontal_line(img, 9, 5)"),
+    "odd arguments": task_img("draw_rectangle(img, None, 'x', {})"),
+    "half points": task_img("draw_pixel(img, (0.5, 0.5), 1)"),
+    "colours of many digits": task_img("return [[10**300] * 9] * 9"),
+    "writes to the disk": task_img("open('/etc/passwd', 'a').write('x')"),
+    "starts processes": "import os\n" + task_img("while True: os.fork()"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HACKS | HOSTILE)
+def test_a_hacked_or_hostile_program_fails_with_a_clear_verdict(name):
+    program = (HACKS | HOSTILE)[name]
+    answer = fenced(program) if "def task" in program and "```" not in program else program
+    score = verify(LINES, answer)
+    assert score.value == 0.0 and 0 < len(score.why) < 300, score
+    assert drawing.pixel_accuracy(LINES, trajectory(LINES.id, 0.0, answer=answer)) < 1.0
+
+
+def test_what_lies_outside_changes_nothing():
+    assert drawing.drawn(LINES, fenced(HOSTILE["outside"])) == [[0] * 9] * 9
+
+
+def test_drawing_nothing_on_a_blank_target_is_no_task():
+    blank = [[0, 0], [0, 0]]
+    with pytest.raises(ValueError, match="asks for nothing"):
+        drawing.asking(blank, task_img(), blank)
+    assert drawing.relabel(LINES, answered(LINES, task_img())) is None
+
+
+def test_random_drawings_make_a_sound_suite():
+    suite = opened("drawing", n_tasks=20, suite_seed=3).suite()
+    assert {task.family for task in suite} == {"drawing"} and all(row["passed"] for row in suite.audit())
+    assert tools_of(drawing.DrawingEnvironment()) == {}
+    many = drawing.drafts(50, 1, without=[LINES])
+    assert len({task.prompt for task in many}) == 50 and drawing.drafts(50, 1) == many
+    strokes = [task.answer.count("draw") for task in many]
+    assert 1 <= min(strokes) < 4 and 16 < max(strokes) <= drawing.MOST_STROKES
+
+
+def test_each_stroke_of_a_random_drawing_is_seen_and_could_be_no_other_kind():
+    for task in drawing.drafts(20, 2):
+        lines = task.answer.splitlines()
+        for i in range(1, len(lines) - 1):
+            assert drawing.drawn(task, "\n".join([*lines[:i], *lines[i + 1 :]])) != grid_of(task), lines[i]
+        ends = re.findall(r"draw_(line|rectangle)\(img, \((\d+), (\d+)\), \((\d+), (\d+)\)", task.answer)
+        for kind, *numbers in ends:
+            x1, y1, x2, y2 = map(int, numbers)
+            assert (x1 == x2, y1 == y2).count(True) == (kind == "line") and (x1, y1) < (x2, y2)
+
+
+# ---- the reward, and what is shown
+GRID = [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("drawn", "value"),
+    [(GRID, 1.0), ([[1, 2], [3, 0]], 0.75), ([[1, 2]], 0.0), ([[1, 2], [3]], 0.0), ([[1, 2, 3], [3, 4, 5]], 0.0), (None, 0.0),
+     ([], 0.0), ([[True, 2], [3, 4]], 0.75), ([[None, 2], [3, 4]], 0.75), ([[[2], 2], [10**400, 4]], 0.5)],
+)  # fmt: skip
+def test_the_reward_is_the_share_of_equal_cells(drawn, value):
+    assert drawing.pixel_equality(drawn, GRID) == value
+
+
+def test_a_whole_number_is_a_colour_however_it_is_written():
+    floats = answered(LINES, task_img("return [[(x + 1) / 1 for x in range(9)] for _ in img]"))
+    assert floats.success == drawing.pixel_accuracy(LINES, floats) == 1.0
+    assert "1.0" not in str(drawing.relabel(LINES, floats).verifier["tests"])
+    half = answered(LINES, "\n".join(GOLD.split("\n")[:5] + ["    return img"]))
+    assert drawing.pixel_accuracy(LINES, half) == pytest.approx(4 / 9)
+
+
+@pytest.mark.parametrize(
+    ("grid", "rows"),
+    [([[1, 2], [3, 4]], "12\n34"), ([[1] * 31], None), ([[10]], None), ([[-1]], None), ([[1], [1, 2]], None),
+     ([[True]], None), ([[1.5]], None), ([], None), ([[]], None), ("12", None), (None, None)],
+)  # fmt: skip
+def test_only_grids_of_colours_can_be_shown(grid, rows):
+    assert drawing.as_rows(grid) == rows
+    if rows is None:
+        with pytest.raises(ValueError, match="at most 30 a side, in colours 0 to 9"):
+            drawing.asking([[2]], GOLD, grid)
+
+
+def test_the_widget_shows_what_was_asked_and_drawn(lab):
+    states = States(lab.environments)
+    (state,) = states.after_turns(LINES, answered(LINES, HACKS["transposed"]))
+    assert [title for title, *_ in state["pictures"]] == ["asked", "drawn"]
+    (state,) = states.after_turns(LINES, answered(LINES, HOSTILE["10,000 cells"]))
+    assert [title for title, *_ in state["pictures"]] == ["asked"]
+
+
+# ---- relabelling
+@pytest.mark.parametrize("name", ["12", "16", "20", "25"])
+def test_any_grid_can_be_relabelled(name):
+    task = TARGETS[name]
+    program = task.answer.replace("(img, (0, 0), (1, 1), 1)", "(img, (0, 0), (9, 1), 3)")
+    new = drawing.relabel(task, answered(task, program))
+    rows = drawing.as_rows(drawing.drawn(task, program)).splitlines()
+    shown = [" ".join(pair) for pair in zip("0123456789", rows, strict=False)]
+    assert new.prompt.endswith("\n".join([f"{len(rows)}x{len(rows[0])}", *shown]))
+    assert grid_of(new) == drawing.drawn(task, program) and 0 < new.meta["closeness"] < 1
+    assert verify(new, fenced(new.answer)).value == 1.0 and new.family == "drawing" and new.meta["plan"] == []
+
+
+def test_a_task_that_is_given_more_than_a_grid_is_not_relabelled():
+    two = {"tests": [[[*LINES.verifier["tests"][0][0], 3], grid_of(LINES)]]}
+    task = dataclasses.replace(LINES, verifier=LINES.verifier | two)
+    shown = answered(task, GOLD.replace("(img)", "(img, colour)"))
+    assert shown.success == 1.0 and drawing.relabel(task, shown) is None
+
+
+def test_lessons_keep_one_program_for_each_drawing_without_idle_lines(lab):
+    idle = GOLD.replace("return", "draw_pixel(img, (50, 50), 3)\n    return")
+    wrong = GOLD.replace(", 8, 9)", ", 8, 1)")
+    programs = [GOLD, idle, wrong, HACKS["no result"]]
+    sampled = [answered(LINES, program, sample=i) for i, program in enumerate(programs)]
+    found = lessons([LINES], sampled, lab.families)
+    assert [task.answer.strip() for task in found] == [wrong, GOLD]
+    assert [task.meta["closeness"] for task in found] == [pytest.approx(8 / 9), 1.0]
+
+
+# ---- training
+@pytest.mark.slow
+def test_two_steps_of_grpo(tmp_path):
+    lab = opened("drawing", n_tasks=20)
+    take_two_steps(lab, lab.suite(), Run.create(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_the_notebook_ends_with_a_table_and_pictures(tmp_path):
+    tiny = {"model": "nano", "n_tasks": 20, "steps": 2, "group_size": 2, "micro_batch": 2, "max_turn_tokens": 24,
+            "max_tokens": 24, "run": str(tmp_path / "run")}  # fmt: skip
+    out = tmp_path / "drawing.ipynb"
+    notebook = nbformat.read(ROOT / "notebooks" / "drawing.ipynb", as_version=4)
+    for cell in notebook.cells:
+        cell.source = cell.source.replace('"samples": 128', '"samples": 2')
+    nbformat.write(notebook, tmp_path / "small.ipynb")
+    papermill.execute_notebook(tmp_path / "small.ipynb", out, tiny, cwd=ROOT, progress_bar=False)
+    shown = " ".join(str(cell.get("outputs", "")) for cell in nbformat.read(out, as_version=4).cells)
+    assert shown.count("data:image/png;base64") >= 10 and "How fast is it drawn?" in shown
+    rows = read_json(tmp_path / "run" / "drawing.json")
+    assert [(row["method"], row["solved"]) for row in rows] == [
+        (m, "0 of 1") for m in ("grpo", "her", "hybrid")
+    ]
