@@ -5,15 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
-import warnings
 
-import numpy as np
 import pandas as pd
 import pytest
 from benchmarks.alarms import judge, measured, table
 from benchmarks.synthetic import CONSEQUENCES, Simulated, simulate
-from histories import history, observed
 
 from agentkit.cli import main
 from agentkit.diagnostics import (
@@ -31,16 +27,13 @@ from agentkit.diagnostics import (
     lacks,
     observe,
     read_alarms,
-    read_measured,
     reward_hacking,
     scan,
-    stored_alarms,
     success_by_kind,
 )
 from agentkit.records import Score, StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.runs import Run, append_jsonl, read_jsonl, write_jsonl, write_trajectories
+from agentkit.runs import Run, write_jsonl
 from agentkit.runs.logs import read_log
-from agentkit.training.checkpoint_folders import cut_back
 
 COMPONENTS = {"correctness": 1.0, "format": 1.0}
 
@@ -71,24 +64,13 @@ def test_the_measures_of_a_step_are_counted_by_hand():
     ]
     step = observe({"step": 3, "kl": 0.2, "grad_norm": None}, [*solved, *stuck, *mixed])
     expected = {"zero_variance": 2 / 3, "solved": 1 / 3, "stuck": 1 / 3, "success": 0.5, "reward": 0.6, "truncated": 1 / 6,
-                "no_tool": 1 / 6, "calls": 5 / 6, "answer_top": 0.5, "kl": 0.2, "not_finite": 1.0, "reward_wrong": 0.1,
-                "reward_gap": 1.0, "explains/correctness": 1.0, "explains/format": 0.0, "identical": 0.5}  # fmt: skip
+                "no_tool": 1 / 6, "calls": 5 / 6, "kl": 0.2, "not_finite": 1.0, "reward_wrong": 0.1,
+                "reward_gap": 1.0, "identical": 0.5}  # fmt: skip
     assert {name: step[name] for name in expected} == pytest.approx(expected)
     assert step.evidence["stuck"] == ("3:b#0", "3:b#1") and step.evidence["truncated"] == ("3:c#1",)
     assert math.isnan(step["entropy"])
     turns = observe({"step": 3, "dead_groups": 0.0}, [*solved, *stuck, *mixed])  # estimated by turns
     assert (turns["zero_variance"], turns["stuck"], turns["solved"]) == (0.0, 0.0, pytest.approx(1 / 3))
-
-
-def test_a_stale_cached_reply_and_a_template_are_seen():
-    fresh, old = (
-        ToolResult("search", {"query": "x"}, "new", True),
-        ToolResult("search", {"query": "x"}, "old", True, cached=True),
-    )
-    same = [rollout(name, 0, 1.0, turns=(Turn("look up x", (0, 2), (fresh,)),)) for name in "abc"]
-    step = observe({"step": 3}, [*same, rollout("d", 0, 1.0, turns=(Turn("again", (0, 2), (old,)),))])
-    assert step["cache_conflicts"] == 1 and step["template"] == 0.75
-    assert step.evidence["cache_conflicts"] == ("3:d#0",)
 
 
 def sparse(*values: float) -> list[float]:
@@ -98,10 +80,8 @@ def sparse(*values: float) -> list[float]:
 
 # ---- rules on hand-made histories
 CASES = {
-    "entropy_collapse": ({"entropy": [0.5] * 8 + [0.02] * 6, "success": [0.4] * 14}, {"entropy": [0.5] * 8 + [0.3] * 6}),
     "kl_spike": ({"kl": [0.01] * 8 + [0.4] * 2}, {"kl": [0.01] * 8 + [0.4], "kl_median": [0.01] * 9}),
     "gradient_spike": ({"grad_norm": [0.5] * 8 + [9.0]}, {"grad_norm": [0.5] * 8 + [1.5]}),
-    "clip_drift": ({"clip_fraction": [0.01] * 8 + [0.3] * 5}, {"clip_fraction": [0.04] * 13}),
     "engine_mismatch": ({"mismatch": [0.001] * 8 + [1.2] * 3}, {"mismatch": [0.02] * 11}),
     "call_inflation": ({"calls": [2.0, 2.1] * 5 + [5.0, 5.1] * 3, "success": [0.4] * 16},
                        {"calls": [2.0, 2.1] * 5 + [5.0, 5.1] * 3, "success": [0.4] * 10 + [0.7] * 6}),
@@ -109,23 +89,15 @@ CASES = {
     "truncation": ({"truncated": [0.0] * 6 + [0.6] * 6}, {"truncated": [0.1] * 12}),
     "overfitting": ({"val_success": sparse(0.5, 0.9, 0.88, 0.4, 0.4), "success": [0.5 + 0.02 * i for i in range(25)]},
                     {"val_success": sparse(0.5, 0.7, 0.66, 0.6, 0.68), "success": [0.5 + 0.02 * i for i in range(25)]}),
-    "stalled_learning": ({"success": [0.3, 0.31] * 30}, {"success": [0.3, 0.31] * 30, "planned_steps": [200.0] * 60}),
-    "slow_tools": ({"call_seconds": [0.1] * 10 + [4.0] * 5, "timeouts": [0.0] * 15},
-                   {"call_seconds": [0.2] * 15, "timeouts": [0.0] * 15}),
-    "stale_cache": ({"cache_mismatches": [0.0, 2.0]}, {"cache_mismatches": [0.0, 0.0]}),
     "zero_variance": ({"stuck": [0.9] * 4, "zero_variance": [0.9] * 4, "solved": [0.0] * 4},
                       {"stuck": [0.1] * 4, "zero_variance": [0.7] * 4, "solved": [0.6] * 4}),
-    "answer_collapse": ({"answer_top": [0.1] * 10 + [0.8] * 5}, {"answer_top": [0.6] * 15}),
     "mode_collapse": ({"identical": [0.3] * 10 + [0.95] * 5}, {"identical": [0.65] * 15}),
-    "template_collapse": ({"template": [0.0] * 10 + [0.9] * 5}, {"template": [0.9] * 15}),
     "tool_abandonment": ({"calls": [2.0, 2.1] * 5 + [0.5] * 5, "no_tool": [0.0] * 10 + [0.7] * 5},
                          {"calls": [2.0, 2.1] * 7, "no_tool": [0.0] * 14}),
-    "dominance": ({"explains/success": [0.1] * 4, "explains/format": [0.9] * 4},
-                  {"explains/success": [0.9] * 4, "explains/format": [0.9] * 4}),
     "reward_hacking": ({"audit_disagreement": [0.02] * 8 + [0.6] * 4, "audited": [16.0] * 12, "success": [0.5] * 12},
                        {"audit_disagreement": [0.02] * 8 + [0.3] * 4, "audited": [4.0] * 12, "success": [0.3] * 12}),
-    "dead_component": ({"scored/tool": [1.0] * 3, "low/tool": [-0.1] * 3, "high/tool": [-0.1] * 3, "trajectories": [64.0] * 3},
-                       {"scored/tool": [1.0] * 3, "low/tool": [0.0] * 3, "high/tool": [0.1] * 3, "trajectories": [64.0] * 3}),
+    "dead_component": ({"scored/tool": [1.0] * 10, "low/tool": [-0.1] * 10, "high/tool": [-0.1] * 10},
+                       {"scored/tool": [1.0] * 10, "low/tool": [0.0] * 10, "high/tool": [0.1] * 10}),
 }  # fmt: skip
 
 
@@ -149,15 +121,13 @@ def test_a_rule_fires_on_its_fault_and_not_beside_it(name):
 @pytest.mark.parametrize(
     ("name", "excused", "fault"),
     [
-        ("entropy_collapse", {"success": [0.4] * 8 + [0.7] * 6}, {"success": [0.4] * 14}),
-        ("kl_spike", {"success": [0.5] * 9}, {"success": [0.5] * 6 + [0.3] * 3}),
+        ("mode_collapse", {"success": [0.4] * 8 + [0.7] * 6}, {"success": [0.4] * 14}),
         ("overfitting", {"success": [0.7] * 12 + [0.4] * 13}, {"success": [0.5] * 12 + [0.7] * 13}),
     ],
 )
 def test_what_success_says_decides_whether_it_is_a_fault(name, excused, fault):
     seen = {
-        "entropy_collapse": {"entropy": [0.5] * 8 + [0.02] * 6},
-        "kl_spike": {"kl": [0.01] * 7 + [0.14] * 2},
+        "mode_collapse": {"entropy": [0.5] * 8 + [0.02] * 6},
         "overfitting": {"val_success": sparse(0.5, 0.7, 0.7, 0.5, 0.5)},
     }[name]
     assert name in holding(steps(**seen, **fault)) and name not in holding(steps(**seen, **excused))
@@ -178,58 +148,21 @@ def test_alarms_are_written_once_and_again_after_a_silence(tmp_path):
     watch = Watch(run.file("train", "alarms.jsonl"))
     clipped = [0.0] * 5 + [0.5] * 8 + [0.0] * 16 + [0.5] * 5
     fired = [
-        alarm
-        for i, value in enumerate(clipped)
-        for alarm in watch.add({"step": i + 1, "clip_fraction": value})
+        alarm for i, value in enumerate(clipped) for alarm in watch.add({"step": i + 1, "mismatch": value})
     ]
-    assert [alarm.alarm for alarm in fired] == ["clip_drift"] * 2 and fired[0].step < 12 < 28 < fired[1].step
+    assert [alarm.alarm for alarm in fired] == ["engine_mismatch"] * 2 and fired[0].step < 12 < 28 < fired[
+        1
+    ].step
     assert read_alarms(run) == fired == watch.alarms
     assert read_alarms(Run.create(tmp_path / "other")) == []
 
 
 def test_an_alarm_that_goes_on_is_raised_once_however_seldom_steps_are_logged():
-    alarms = scan([observe({"step": 50 * i, "clip_fraction": 0.4}) for i in range(1, 21)])
-    assert [alarm.step for alarm in alarms] == [150] and "the last 3 logged steps" in alarms[0].cause
+    alarms = scan([observe({"step": 50 * i, "mismatch": 0.4}) for i in range(1, 21)])
+    assert [alarm.step for alarm in alarms] == [100]
 
 
 # ---- the auditor
-@pytest.mark.parametrize(
-    ("meta", "value"),
-    [
-        ({}, None),  # nobody says that it takes a tool
-        ({"plan": [{"tool": "search", "arguments": {}}, {"tool": "calculator", "arguments": {}}]}, None),
-        ({"plan": [{"tool": "search", "arguments": {}}]}, 0.0),
-        ({"required_tools": ["search"]}, 0.0),
-        ({"required_tools": ["calculator"]}, None),
-    ],
-)
-def test_an_answer_that_may_be_worked_out_need_not_stand_in_what_a_tool_returned(meta, value):
-    task = Task("a", "How many?", "7", {"kind": "numeric"}, tools=("search",), meta=meta)
-    assert audit(task, rollout("a", 0, 1.0, turns=(Turn("Answer: 7", (0, 3)),))).value == value
-    known = Task("a", "Who?", "Ann", tools=("search",), meta=meta)  # a name is known, and not worked out
-    wanted = 0.0 if meta else None
-    turns = (Turn("Answer: Ann", (0, 3)),)
-    assert audit(known, rollout("a", 0, 1.0, answer="Ann", turns=turns)).value == wanted
-
-
-@pytest.mark.parametrize(
-    ("prompt", "answer", "verifier", "value"),
-    [
-        ("Positive or negative: a fine film.", "positive", {"kind": "exact"}, None),
-        ("Which? A: tea. B: jam.", "B", {"kind": "exact"}, None),
-        ("Which? A: tea. B: jam.", "A", {"kind": "exact"}, None),
-        ("Put a stone into the box.", "done", {"kind": "counted"}, None),  # of one's own
-        ("Who wrote it?", "Ann", {"kind": "exact", "aliases": "Anne"}, None),  # which it may know
-    ],
-)
-def test_a_word_of_the_question_or_for_ones_own_verifier_may_come_from_no_tool(
-    prompt, answer, verifier, value
-):
-    task = Task("a", prompt, answer, verifier, tools=("search", "calculator"))
-    turns = (Turn(f"Answer: {answer}", (0, 3)),)
-    assert audit(task, rollout("a", 0, 1.0, answer=answer, turns=turns)).value == value
-
-
 def test_one_alias_is_a_word_and_not_its_letters():
     task = Task("a", "Who?", "Ann", {"kind": "exact", "aliases": "Anne"}, tools=())
     assert audit(task, rollout("a", 0, 1.0, answer="Anne")).value == 1.0
@@ -237,12 +170,13 @@ def test_one_alias_is_a_word_and_not_its_letters():
 
 
 def test_an_answer_from_nowhere_or_beside_the_point_is_refused():
-    task = Task(
-        "a", "How many?", "7", {"kind": "regex"}, meta={"plan": [{"tool": "search", "arguments": {}}]}
-    )
-    assert audit(task, rollout("a", 0, 1.0)).value == 1.0
-    assert audit(task, rollout("a", 0, 1.0, turns=(Turn("Answer: 7", (0, 3)),))).value == 0.0
-    assert audit(task, rollout("a", 0, 1.0, answer="7 or 8")).value == 0.0
+    plan = [{"tool": "search", "arguments": {}}]
+    task = Task("a", "Which town?", "Paris", {"kind": "exact"}, meta={"plan": plan})
+    found = (Turn("look", (0, 2), (ToolResult("search", {}, "It is Paris.", True),)),)
+    guessed = (Turn("Answer: Paris", (0, 3)),)
+    assert audit(task, rollout("a", 0, 1.0, answer="Paris", turns=found)).value == 1.0
+    assert audit(task, rollout("a", 0, 1.0, answer="Paris", turns=guessed)).value == 0.0
+    assert audit(task, rollout("a", 0, 1.0, answer="Paris or Rome", turns=found)).value == 0.0
     assert audit(task, rollout("a", 0, 1.0, answer=None)).value == 0.0
 
 
@@ -258,11 +192,9 @@ def test_an_answer_from_nowhere_or_beside_the_point_is_refused():
         ("blue", {"kind": "mine"}, "navy", None),
         ("blue", {"kind": "exact"}, "navy", 0.0),
         ("5", {"kind": "numeric"}, "5 km", None),
-        ("1200", {"kind": "numeric"}, "They are 1,200, so there are 1200 of them.", None),
         ("5", {"kind": "numeric"}, "It is 5, not 6.", 0.0),
-        ("Paris", {"kind": "exact"}, "The capital of France is Paris.", None),
-        ("Trinidad and Tobago", {"kind": "exact"}, "It is Trinidad and Tobago.", None),
-        ("Paris", {"kind": "exact"}, "not Paris", None),
+        ("Paris", {"kind": "exact"}, "The capital of France is Paris.", 0.0),
+        ("Paris", {"kind": "exact"}, "not Paris", 0.0),
         ("Paris", {"kind": "exact"}, "Paris or London", 0.0),
         ("Paris", {"kind": "exact"}, "Paris " * 40, 0.0),
     ],
@@ -284,11 +216,9 @@ def test_several_optimiser_steps_on_a_batch_are_one_entry_of_the_history():
         plain.add({"step": number, "kl": 0.02, "grad_norm": 0.1} | batch)
     assert len(watch.history) == 40 and watch.history[-1].number == 80 and watch.history[-1]["kl"] == 0.02
     said = coverage([observe({"step": n} | (batch if n % 4 == 1 else {})) for n in range(1, 25)])
-    assert said.startswith(
-        "in 24 steps on 6 batches of rollouts; the rules that compare with the start need 10"
-    )
+    assert said.startswith("in 24 steps; the rules that compare with the start need 10")
     names = [alarm.alarm for alarm in watch.alarms]
-    assert "zero_variance" in names and set(names) - {"stalled_learning"} == {a.alarm for a in plain.alarms}
+    assert "zero_variance" in names and set(names) == {a.alarm for a in plain.alarms}
 
 
 def test_a_program_that_only_knows_the_tests_is_refused():
@@ -327,7 +257,7 @@ def test_the_table_counts_right_false_and_late_alarms():
     alarm = holding(steps(kl=[0.01] * 8 + [0.4] * 2))["kl_spike"]
     at = lambda step: [dataclasses.replace(alarm, step=step)]  # noqa: E731
     runs = [("kl_spike", 10, at(13)), ("kl_spike", 10, []), ("kl_spike", 10, at(4)), (None, 0, at(5))]
-    runs += [(None, 0, []), ("clip_drift", 9, at(12))]
+    runs += [(None, 0, []), ("engine_mismatch", 9, at(12))]
     judged = [(Simulated(fault, onset, []), alarms) for fault, onset, alarms in runs]
     row = table(judged).set_index("alarm").loc["kl_spike"]
     assert (row["runs"], row["found"], row["false"], row["in_healthy"], row["delay"]) == (3, 1, 3, 1, 3)
@@ -335,7 +265,7 @@ def test_the_table_counts_right_false_and_late_alarms():
 
 
 def test_a_simulated_run_is_the_same_for_the_same_seed_and_unknown_faults_are_refused():
-    assert simulate("clip_drift", 5, steps=6) == simulate("clip_drift", 5, steps=6)
+    assert simulate("kl_spike", 5, steps=6) == simulate("kl_spike", 5, steps=6)
     assert judge(simulate(None, 3, steps=12)) == []
     with pytest.raises(ValueError, match="there is no fault 'x'"):
         simulate("x", 0)
@@ -348,11 +278,6 @@ def test_alarms_are_right_on_simulated_runs_held_back():
         counts["recall"].mean() >= 0.85
         and counts["found"].sum() / (counts["found"].sum() + counts["false"].sum()) >= 0.85
     )
-
-
-def test_the_kept_measurement_is_of_these_rules():
-    kept = read_measured()
-    assert set(kept["alarm"]) == set(RULES) and (kept["runs"] >= 20).all() and isinstance(kept, pd.DataFrame)
 
 
 # ---- one sentence for each question
@@ -381,17 +306,6 @@ def test_the_answers_are_computed_from_the_run():
     assert (
         sentences["Is it stable?"] == "No: kl spike at step 10."
         and alarm.advice in sentences["What to change?"]
-    )
-
-
-def test_two_steps_are_compared_and_a_small_share_is_not_none():
-    rows = [{"step": n, "turns": n, "tool_failure_rate": 0.5 / n, "out_of_time": 0.0001} for n in (1, 2)]
-    sentences = answers(pd.DataFrame(rows))
-    assert sentences["What did it trade?"] == (
-        "From the first steps to the last, 5 at most: 1 to 2 turns; 0.5 to 0.25 as the share of calls that failed."
-    )
-    assert (
-        sentences["What did not count?"] == "Of the trajectories less than 0.1% were ended by the wall clock."
     )
 
 
@@ -428,12 +342,14 @@ def test_success_by_kind_counts_tasks_alike():
 # ---- the command
 def test_the_command_judges_a_stored_run(tmp_path, capsys):
     run = Run.create(tmp_path / "run")
-    rows = [{"step": i + 1, "clip_fraction": 0.5 if i > 5 else 0.0} for i in range(10)]
+    rows = [{"step": i + 1, "mismatch": 0.5 if i > 5 else 0.0} for i in range(10)]
     write_jsonl(run.file("train", "metrics.jsonl"), rows)
     assert main(["alarms", str(run.path)]) == 0
     printed = capsys.readouterr().out
     assert (
-        "warning: clip_drift" in printed and "Lower num_iterations" in printed and "1 alarms" not in printed
+        "critical: engine_mismatch" in printed
+        and "check the weight sync" in printed
+        and "1 alarms" not in printed
     )
     assert main(["alarms", str(tmp_path / "none")]) == 2 and "there is no run" in capsys.readouterr().err
 
@@ -441,7 +357,7 @@ def test_the_command_judges_a_stored_run(tmp_path, capsys):
 def test_a_watch_goes_on_from_what_is_stored_and_drops_alarms_of_steps_that_were_cut(tmp_path):
     run = Run.create(tmp_path / "run")
     whole = Watch(run.file("train", "alarms.jsonl"))
-    rows = [{"step": i + 1, "clip_fraction": 0.5 if i > 5 else 0.0} for i in range(10)]
+    rows = [{"step": i + 1, "mismatch": 0.5 if i > 5 else 0.0} for i in range(10)]
     for row in rows:
         whole.add(row)
     write_jsonl(run.file("train", "metrics.jsonl"), rows[:6])
@@ -453,60 +369,6 @@ def test_a_watch_goes_on_from_what_is_stored_and_drops_alarms_of_steps_that_were
     for row in rows[6:]:
         again.add(row)
     assert read_alarms(run) == whole.alarms and len(again.alarms) == 1
-
-
-def test_going_on_reads_the_rollouts_of_no_step_again_that_was_looked_at(tmp_path):
-    run, steps = Run.create(tmp_path / "run"), simulate("mode_collapse", 3).steps
-    whole = Watch(run.file("train", "alarms.jsonl"))
-    for row, trajectories in steps:
-        append_jsonl(run.file("train", "metrics.jsonl"), row)
-        path = run.file("train", "trajectories", f"step_{row['step']:05d}.parquet")
-        write_trajectories(path, trajectories).write_bytes(b"damaged since")
-        whole.add(row, trajectories)
-    again = Watch.over(run)
-    assert "mode_collapse" in {alarm.alarm for alarm in again.alarms} and again.alarms == whole.alarms
-
-
-def test_stored_alarms_are_the_same_with_measures_and_read_rollouts_only_where_there_are_none(
-    tmp_path, monkeypatch
-):
-    run, steps = Run.create(tmp_path / "run"), simulate("mode_collapse", 3).steps
-    whole = Watch(run.file("train", "alarms.jsonl"))
-    for row, trajectories in steps:
-        append_jsonl(run.file("train", "metrics.jsonl"), row)
-        lists = [((1,) * (n := len(t.completion_ids)), (0.0,) * n) for t in trajectories]
-        trajectories = [
-            dataclasses.replace(t, action_mask=mask, old_logprobs=logprobs)
-            for t, (mask, logprobs) in zip(trajectories, lists, strict=True)
-        ]
-        write_trajectories(run.file("train", "trajectories", f"step_{row['step']:05d}.parquet"), trajectories)
-        whole.add(row, trajectories)
-    with_measures, file = stored_alarms(run), run.file("train", "measures.jsonl")
-    assert with_measures == whole.alarms != []
-    rows = read_jsonl(file)
-    file.unlink()  # as of an older run
-    asked, read = [], Run.trajectories
-    monkeypatch.setattr(Run, "trajectories", lambda own, n, **how: asked.append(how) or read(own, n, **how))
-    assert stored_alarms(run) == with_measures and asked == [{"tokens": False}] * len(run.steps)
-    write_jsonl(file, rows[5:])
-    for row in rows[5:]:
-        run.file("train", "trajectories", f"step_{row['step']:05d}.parquet").write_bytes(b"damaged since")
-    assert stored_alarms(run) == with_measures
-
-
-@pytest.mark.parametrize(
-    "damage", [b'[\n"\xff', b'{"step": 2}\n{"step": 3}\n', b'{"step": 2, "values": {}, "evidence": {}}\n']
-)
-def test_damaged_measures_are_measured_again(tmp_path, damage):
-    run = Run.create(tmp_path / "run")
-    rows = [{"step": n, "success": 0.5, "reward": 0.1 * n} for n in range(1, 13)]
-    write_jsonl(run.file("train", "metrics.jsonl"), rows)
-    once = vars(Watch.over(run))
-    run.file("train", "measures.jsonl").write_bytes(damage)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of lines that are left out
-        assert vars(Watch.over(run)) == once
-        cut_back(run, run.file("train", "checkpoints", "checkpoint-5"))
 
 
 # ---- what an alarm needs
@@ -531,8 +393,8 @@ def test_a_rule_holds_only_where_it_has_what_it_needs():
         ([{"step": 0, "val_success": 0.5}], None),
         ([{"iter": 1, "train_loss": 0.5}], None),
         ([{"step": 1, "epoch": 0.5, "learning_rate": 1e-5}], None),
-        ([{"step": 1, "kl": 0.1}, {"step": 2, "kl": 0.1}], "18 of the 20 rules"),
-        ([{"step": 1, "loss": 0.1, "grad_norm": 1.0, "entropy": 0.2, "kl": 0.1}], "17 of the 20 rules"),
+        ([{"step": 1, "kl": 0.1}, {"step": 2, "kl": 0.1}], "10 of the 12 rules"),
+        ([{"step": 1, "loss": 0.1, "grad_norm": 1.0, "entropy": 0.2, "kl": 0.1}], "9 of the 12 rules"),
     ],
 )
 def test_no_alarm_is_said_only_of_what_was_looked_at(tmp_path, capsys, rows, looks):
@@ -542,19 +404,7 @@ def test_no_alarm_is_said_only_of_what_was_looked_at(tmp_path, capsys, rows, loo
     shown = capsys.readouterr()
     assert "0 alarm" not in shown.out + shown.err
     assert ("need 10 or more" in shown.out) == bool(looks)
-    assert looks in shown.out if looks else "a row needs 'step' from 1 on" in shown.err
-    assert bool(looks) or ("grad_norm" in shown.err and "clip_fraction" in shown.err)
-
-
-def test_alarms_of_steps_whose_metrics_are_lost_are_kept(tmp_path):
-    run = Run.create(tmp_path / "run")
-    watch = Watch(run.file("train", "alarms.jsonl"))
-    for i in range(10):
-        watch.add({"step": i + 1, "clip_fraction": 0.5 if i > 5 else 0.0})
-    assert len(watch.alarms) == 1
-    write_jsonl(run.file("train", "metrics.jsonl"), [])
-    again = Watch.over(run)
-    assert again.alarms == read_alarms(run) == watch.alarms
+    assert looks in shown.out if looks else "no training step that an alarm could look at" in shown.err
 
 
 # ---- logs of other trainers
@@ -646,20 +496,6 @@ def test_an_alarm_that_comes_again_is_told_once(tmp_path, capsys):
     assert "3 alarms in 99 steps" in said
 
 
-@pytest.mark.parametrize(("name", "least"), [("success", 28), ("val_success", 4)])
-def test_a_log_too_short_for_the_only_alarm_says_so_and_asks_for_no_column_it_has(
-    tmp_path, capsys, name, least
-):
-    path = written(tmp_path / "log.csv", f"step,{name}\n" + "".join(f"{i},0.5\n" for i in range(1, least)))
-    assert main(["alarms", str(path)]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith(f"no alarm could look in {least - 1} steps; ") and "20 of the 20 rules" in said
-    assert f" needs {name} in {least} steps" in said
-    path.write_text(path.read_text() + f"{least},0.5\n")
-    assert main(["alarms", str(path)]) == 0
-    assert capsys.readouterr().out.startswith(f"no alarm in {least} steps; ")
-
-
 def test_rounding_takes_no_column_away_and_more_than_rounding_does(tmp_path):
     rows = [{"step": i, "kl": 0.1, "success": 0.5, "entropy": 0.2} for i in range(1, 5)]
     for off, kept in ((9e-7, True), (2e-6, False)):
@@ -704,56 +540,14 @@ def test_steps_without_rows_are_told_and_a_stride_is_no_gap(tmp_path, capsys):
         assert ("there is a gap: steps 20 to 30 have no row" in capsys.readouterr().err) == (name == "gap")
 
 
-def test_a_log_of_every_fifth_step_is_found_stalled_and_one_of_few_says_it_could_not_look():
-    """Steps were counted in rows, so that a training logged less often never came to 60 % of its plan."""
-    rng = np.random.default_rng(0)
-    flat = [0.3 + rng.normal(0, 0.02) for _ in range(60)]
-    logged = [StepMeasures(5 * i, {"success": s, "planned_steps": 300.0}, {}) for i, s in enumerate(flat, 1)]
-    assert "stalled_learning" in {alarm.alarm for alarm in scan(logged)}
-    assert "stalled_learning needs success in 28 steps" in coverage(logged[:20])
-
-
-def test_few_trajectories_show_no_standstill_and_say_how_many_would():
-    rng = np.random.default_rng(0)
-    flat = {"success": [0.3 + rng.normal(0, 0.02) for _ in range(60)], "planned_steps": [60.0] * 60}
-    for batch, told in ((32.0, False), (64.0, True)):
-        alarms = holding(steps(**flat, trajectories=[batch] * 60))
-        assert ("stalled_learning" in alarms) == told
-
-
-@pytest.mark.parametrize("measure", ["answer_top", "template"])
-def test_a_share_that_swings_is_no_collapse(measure):
-    """Batches of 8 whose commonest answer makes up 12 % at one time and 62 % at another, and some that stay there."""
-    swinging = [0.125, 0.625, 0.125, 0.625, 0.25] * 6 + [0.875, 0.25, 0.75, 0.25, 0.875]
-    for values, told in ((swinging, False), ([0.125, 0.25] * 15 + [0.75] * 5, True)):
-        alarms = holding(steps(**{measure: values, "success": [0.3] * 35}))
-        assert bool({"answer_collapse", "template_collapse"} & set(alarms)) == told
-
-
 def test_a_sentence_says_that_a_number_is_unknown_and_never_nan():
     fallen = {"entropy": [0.4] * 20 + [0.01] * 20}
-    assert "success at an unknown share" in holding(steps(**fallen))["entropy_collapse"].cause
+    assert "success at an unknown share" in holding(steps(**fallen))["mode_collapse"].cause
     silent = {"calls": [3.0] * 20 + [0.5] * 20}
     assert "an unknown share of the trajectories" in holding(steps(**silent))["tool_abandonment"].cause
 
 
 # ---- histories of other shapes
-def test_long_healthy_histories_are_quiet_and_faults_in_them_are_found():
-    judged = [scan(observed(history(None, seed, steps=120))) for seed in range(8)]
-    assert sum(any(a.severity != "info" for a in alarms) for alarms in judged) <= 1
-    for fault in ("call_inflation", "kl_spike", "slow_tools", "dead_component"):
-        runs = [history(fault, seed, steps=120) for seed in range(3)]
-        found = [any(a.alarm == fault and a.step >= run.onset for a in scan(observed(run))) for run in runs]
-        assert sum(found) >= 2, fault
-
-
-def test_a_slow_fault_is_not_forgiven_for_success_that_rose_before():
-    success = [0.3 + 0.01 * min(i, 20) for i in range(160)]
-    calls = [2.0] * 30 + [2.0 * 1.008**i for i in range(130)]
-    assert "call_inflation" in {a.alarm for a in scan(steps(success=success, calls=calls))}
-    assert not scan(steps(success=success, calls=[2.0, 2.1] * 80))
-
-
 def test_an_auditor_that_refuses_from_the_first_step_is_heard():
     refused = {"audit_disagreement": [0.8] * 14, "audited": [16.0] * 14, "success": [0.7] * 14}
     assert "reward_hacking" in holding(steps(**refused))
@@ -767,33 +561,6 @@ def test_a_jump_after_batches_without_a_gradient_is_no_spike():
     )
 
 
-def test_a_jump_that_a_short_run_would_be_warned_of_is_luck_in_five_hundred_steps():
-    for before, told in ((40, True), (499, False)):
-        assert ("gradient_spike" in holding(steps(grad_norm=[0.4, 0.5] * (before // 2) + [5.0]))) == told
-
-
-def test_what_was_not_scored_and_what_cannot_be_told_of_the_adapter_is_said():
-    rows = [{"step": n, "out_of_time": n / 10, "no_turn": 0.0, "reward_unscored": 0.2} for n in (1, 2)]
-    sentences = answers(pd.DataFrame(rows))
-    assert sentences["What did not count?"] == (
-        "Of the trajectories 15.0% were ended by the wall clock, 20.0% have no reward."
-    )
-    assert "What does the adapter do?" not in sentences
-    whole = pd.DataFrame([{"step": n, "out_of_time": 0.0, "adapter_effect": 0.01 * n} for n in (1, 2)])
-    sentences = answers(whole)
-    assert "What did not count?" not in sentences
-    assert sentences["What does the adapter do?"] == "It moves a sampled token by 0.02 nats at the end."
-    told = answers(whole.assign(effective_samples=1.0, mismatch_share=[None, 0.9]))[
-        "What does the adapter do?"
-    ]
-    assert told.endswith(
-        "at the end; in 50% of the steps the adapter's effect or the sample was too small to tell whether the "
-        "engine sampled with it."
-    )
-    told = answers(whole.assign(effective_samples=1.0))["What does the adapter do?"]
-    assert "; in 100% of the steps" in told
-
-
 def test_the_best_validation_is_told_on_tasks_that_did_not_choose_it():
     """The first half is best at step 10, where the second says 0.2; the second at step 20, where the first says
     0.4.
@@ -804,19 +571,6 @@ def test_the_best_validation_is_told_on_tasks_that_did_not_choose_it():
     assert fresh_half(pd.DataFrame(steps | halves)).startswith(" (30.0% on a half")
     told = answers(pd.DataFrame(steps | halves))["Did it learn?"]
     assert "50.0% at its best (30.0% on a half of the tasks that did not choose the step)" in told
-
-
-def test_luck_alone_has_no_gain_on_the_half_that_did_not_choose():
-    """Twenty validations of 60 tasks at a chance of 0.5: the best is 0.6 and more, the fresh half says 0.5."""
-    rng = np.random.default_rng(3)
-    best, fresh = [], []
-    for _ in range(200):
-        right = rng.random((20, 60)) < 0.5
-        table = {"step": range(20), "val_success": right.mean(1), "val_odd": right[:, ::2].mean(1),
-                 "val_even": right[:, 1::2].mean(1)}  # fmt: skip
-        best.append(right.mean(1).max())
-        fresh.append(float(re.search(r"([\d.]+)%", fresh_half(pd.DataFrame(table)))[1]) / 100)
-    assert np.mean(best) > 0.6 and np.mean(fresh) == pytest.approx(0.5, abs=0.01)
 
 
 def logged(tmp_path, **columns):
@@ -836,28 +590,10 @@ def logged(tmp_path, **columns):
     [
         ([0.05] * 60, [0.1] * 60, True),  # hopeless: at most 5 % of the groups are all right
         ([0.9] * 60, [0.9] * 60, False),  # solved
-        (None, [0.1 + 0.01 * (i % 3) for i in range(60)], True),  # nobody knows, and nothing moved
-        (None, [0.1 + 0.013 * i for i in range(60)], False),  # nobody knows, and the reward rises
+        (None, [0.1 + 0.01 * (i % 3) for i in range(60)], False),  # nobody knows
     ],
 )
 def test_equal_rewards_in_a_log_that_does_not_say_which_groups_are_solved(tmp_path, accuracy, rewards, fires):
     columns = {"reward": rewards, "frac_reward_zero_std": [0.8] * 60}
     columns |= {"rewards/accuracy_reward/mean": accuracy} if accuracy else {}
     assert ("zero_variance" in logged(tmp_path, **columns)) == fires
-
-
-@pytest.mark.parametrize("falls", [True, False])
-def test_validation_that_falls_while_the_reward_rises_needs_no_success_in_training(tmp_path, falls):
-    rng = np.random.default_rng(1)
-    reward = [0.2 + 0.002 * i + rng.normal(0, 0.02) for i in range(300)]
-    curve = lambda i: 0.2 + 0.25 * min(i / 100, 1) - falls * 0.18 * max(i - 100, 0) / 200  # noqa: E731
-    validation = [curve(i) + rng.normal(0, 0.012) if i % 20 == 0 else None for i in range(300)]
-    alarms = logged(tmp_path, reward=reward, eval=validation)
-    assert ("overfitting" in alarms) == falls
-    assert not falls or "the reward did not fall" in alarms["overfitting"].cause
-
-
-def test_validations_that_are_all_equal_say_nothing_about_noise(tmp_path):
-    values = [1.0] * 14 + [0.998, 0.998]
-    validation = [values[i // 10] if i % 10 == 0 else None for i in range(160)]
-    assert "overfitting" not in logged(tmp_path, reward=[0.5 + i / 1000 for i in range(160)], eval=validation)

@@ -14,19 +14,8 @@ from agentkit.evaluation.summary import easy_first
 from agentkit.records import Task, Trajectory
 
 ENDS = 5  # steps at either end that are compared
-NOT_TWO = "Unknown: there are not two validations to compare."
-TRADES = {
-    "turns": "turns",
-    "completion_tokens": "tokens",
-    "entropy": "nats of entropy a token",
-    "tool_failure_rate": "as the share of calls that failed",
-}
-LOST = {
-    "out_of_time": "were ended by the wall clock",
-    "no_turn": "ended before their first turn",
-    "reward_unscored": "have no reward",
-}
-STABILITY = ("kl_spike", "gradient_spike", "clip_drift", "engine_mismatch", "entropy_collapse")
+TRADES = {"turns": "turns", "completion_tokens": "tokens", "entropy": "nats of entropy a token"}
+STABILITY = ("kl_spike", "gradient_spike", "engine_mismatch", "mode_collapse")
 
 
 def answers(
@@ -56,12 +45,6 @@ def answers(
         minutes, each = steps["seconds"].sum() / 60, steps["seconds"].sum() / max(len(steps), 1)
         sentences["At what cost?"] = f"{minutes:.1f} minutes of training, {each:.1f} s a step."
     sentences["What did it trade?"] = _trades(steps)
-    lost = {words: steps[name].mean() for name, words in LOST.items() if name in steps}
-    if shares := {words: share for words, share in lost.items() if share > 0}:
-        parts = [f"{f'{n:.1%}' if n >= 0.001 else 'less than 0.1%'} {words}" for words, n in shares.items()]
-        sentences["What did not count?"] = f"Of the trajectories {', '.join(parts)}."
-    if "adapter_effect" in steps and steps["adapter_effect"].notna().any():
-        sentences["What does the adapter do?"] = _effect(steps)
     sentences["Is it hacking the reward?"] = _hacking(steps, alarms)
     unstable = [f"{a.alarm} at step {a.step}" for a in alarms if a.alarm in STABILITY][:4]
     sentences["Is it stable?"] = (
@@ -99,7 +82,7 @@ def success_by_kind(
 
 def _learnt(validated: pd.DataFrame) -> str:
     if len(validated) < 2:
-        return NOT_TWO
+        return "Unknown: there are not two validations to compare."
     first, best = validated.iloc[0], validated.loc[validated["val_success"][::-1].idxmax()]
     before = f"Validation success was {first['val_success']:.1%} before"
     if best["val_success"] <= first["val_success"]:
@@ -127,7 +110,7 @@ def fresh_half(metrics: pd.DataFrame) -> str:
 def _when(validated: pd.DataFrame) -> str:
     success = validated["val_success"]
     if len(success) < 2:
-        return NOT_TWO
+        return "Unknown: there are not two validations to compare."
     if success.max() <= success.iloc[0]:
         return "Validation never rose above where it began."
     half, top = validated[success >= (success.iloc[0] + success.max()) / 2].iloc[0], success[::-1].idxmax()
@@ -151,17 +134,6 @@ def _ends(known: pd.Series) -> tuple[float, float]:
     """The means of its first and last ENDS values, of fewer where they would overlap."""
     n = min(ENDS, max(1, len(known) // 2))
     return known.head(n).mean(), known.tail(n).mean()
-
-
-def _effect(steps: pd.DataFrame) -> str:
-    effect = f"It moves a sampled token by {steps['adapter_effect'].dropna().iloc[-1]:.2g} nats at the end"
-    if "effective_samples" not in steps:  # engine and trainer have the same weights, to the bit
-        return f"{effect}."
-    untold = steps.reindex(columns=["sync_gap_share", "mismatch_share"]).isna().all(axis=1).mean()
-    return (
-        f"{effect}; in {untold:.0%} of the steps the adapter's effect or the sample was too small to tell "
-        "whether the engine sampled with it."
-    )
 
 
 def _hacking(steps: pd.DataFrame, alarms: Sequence[Alarm]) -> str:

@@ -5,7 +5,7 @@ code. Leaves out what is a fault (conditions, rules) and reading files (watch).
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,6 @@ import numpy as np
 from agentkit.records import Group, Trajectory
 from agentkit.trajectories import (
     EQUAL,
-    call_key,
     groups_by_task,
     is_dead,
     members,
@@ -23,11 +22,9 @@ from agentkit.trajectories import (
     results_of,
     trajectory_id,
 )
-from agentkit.verifiers import normalize
 
 EVIDENCE = 8  # trajectories kept as evidence for one measure
 FINITE = ("loss", "grad_norm", "kl", "entropy")  # metrics that are finite in any step that was no accident
-TIMED_OUT = "did not answer within"  # in the tool runtime's reply
 
 Values = dict[str, float]
 Evidence = dict[str, list[Trajectory]]
@@ -52,7 +49,8 @@ def observe(row: Mapping[str, Any], trajectories: Sequence[Trajectory] = ()) -> 
 
     Args:
         row: of train/metrics.jsonl. None, which JSON has for NaN and infinity, counts as not finite.
-        trajectories: the step's rollouts, P groups of G, distinguished by their task.
+        trajectories: the step's rollouts, P groups of G, distinguished by their task; their tokens may be
+            left unread.
 
     Returns:
         The row's numbers, which come first where a measure has the same name; and of the trajectories
@@ -61,11 +59,7 @@ def observe(row: Mapping[str, Any], trajectories: Sequence[Trajectory] = ()) -> 
         ``zero_variance``, ``solved`` and ``stuck`` (shares of groups with equal rewards: all, those all
         right, the others; the first and the last at most the row's ``dead_groups``), ``identical`` (share of
         repeats in groups that are not all right); ``low/c``, ``high/c`` and ``scored/c`` (range of component
-        c, share scored), ``explains/c`` and ``explains/success`` (share of the reward's variance within
-        groups, a squared correlation);
-        ``answer_top`` (share of the commonest answer), ``template`` (share whose first action another task's
-        trajectories took too); ``calls``, ``no_tool``, ``call_seconds`` (90th percentile), ``timeouts`` and
-        ``cache_conflicts``.
+        c, share scored); ``calls`` and ``no_tool``.
     """
     values = {k: float(v) for k, v in row.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     finite = [math.isfinite(values.get(name, math.nan)) for name in FINITE if name in row]
@@ -73,12 +67,11 @@ def observe(row: Mapping[str, Any], trajectories: Sequence[Trajectory] = ()) -> 
     evidence: dict[str, tuple[str, ...]] = {}
     if trajectories:
         groups = groups_by_task(trajectories)
-        for part in (_outcomes, _groups, _components, _actions, _tools):
+        for part in (_outcomes, _groups, _components, _tools):
             measures, shown_by = part(groups)
             values = measures | values
-            evidence |= {
-                name: tuple(map(trajectory_id, shown[:EVIDENCE])) for name, shown in shown_by.items() if shown
-            }
+            shown = {name: some[:EVIDENCE] for name, some in shown_by.items() if some}
+            evidence |= {name: tuple(map(trajectory_id, some)) for name, some in shown.items()}
         for name in ("zero_variance", "stuck"):  # of equal rewards some estimators still make advantages
             values[name] = min(values[name], values.get("dead_groups", math.inf))
     if "stuck" not in values and {"zero_variance", "success"} <= values.keys():
@@ -120,13 +113,17 @@ def _groups(groups: Sequence[Group]) -> tuple[Values, Evidence]:
     stuck = [g for g in dead if not _solved(g)]
     repeats, repeated = [], []
     for group in groups:
-        size, counts = len(group.trajectories), Counter(t.completion_ids for t in group.trajectories)
+        size, counts = len(group.trajectories), Counter(map(_said, group.trajectories))
         if size > 1 and not _solved(group):
             repeats.append((size - len(counts)) / (size - 1))
-            repeated += [t for t in group.trajectories if counts[t.completion_ids] > 1]
+            repeated += [t for t in group.trajectories if counts[_said(t)] > 1]
     shares = {"zero_variance": len(dead), "solved": len(dead) - len(stuck), "stuck": len(stuck)}
     values = {name: count / len(scored) if scored else math.nan for name, count in shares.items()}
     return values | {"identical": _mean(repeats)}, {"stuck": members(stuck), "identical": repeated}
+
+
+def _said(trajectory: Trajectory) -> tuple[str, ...]:
+    return tuple(turn.text for turn in trajectory.turns)
 
 
 def _solved(group: Group) -> bool:
@@ -134,13 +131,12 @@ def _solved(group: Group) -> bool:
 
 
 def _components(groups: Sequence[Group]) -> tuple[Values, Evidence]:
-    """Ranges of the components, and how much of the reward's variance within groups each explains."""
+    """The share of trajectories that each component scores, and its range."""
     trajectories = [t for t in members(groups) if t.reward is not None]
-    values: Values = {"explains/success": explained(groups, lambda t: t.success)}
+    values: Values = {}
     for name in dict.fromkeys(name for t in trajectories for name in t.components):
         scored = [t.components[name] for t in trajectories if t.components.get(name) is not None]
         values[f"scored/{name}"] = len(scored) / len(trajectories)
-        values[f"explains/{name}"] = explained(groups, lambda t, name=name: t.components.get(name))
         if scored:
             values |= {f"low/{name}": min(scored), f"high/{name}": max(scored)}
     return values, {"components": trajectories}
@@ -173,44 +169,11 @@ def explained(groups: Iterable[Group], measure: Measure) -> float:
     return xy * xy / (xx * yy) if xx > EQUAL else 0.0
 
 
-def _actions(groups: Sequence[Group]) -> tuple[Values, Evidence]:
-    """Do answers and actions still depend on the task?"""
-    trajectories = members(groups)
-    answered = [(normalize(t.answer), t) for t in trajectories if t.answer is not None]
-    counts = Counter(answer for answer, _ in answered)
-    top, times = counts.most_common(1)[0] if counts else ("", 0)
-    acting = [(t.turns[0].text, t) for t in trajectories if t.turns and t.turns[0].results]
-    tasks = defaultdict(set)
-    for action, t in acting:
-        tasks[action].add(t.task_id)
-    shared = [t for action, t in acting if len(tasks[action]) > 1]
-    values = {"answer_top": times / len(trajectories), "template": len(shared) / len(trajectories)}
-    if len(groups) < 3:  # too few tasks to say
-        values = dict.fromkeys(values, math.nan)
-    return values, {"answer_top": [t for answer, t in answered if answer == top], "template": shared}
-
-
 def _tools(groups: Sequence[Group]) -> tuple[Values, Evidence]:
-    """Calls, how long they took, and cached replies that differ from fresh ones to the same call."""
+    """How many calls a trajectory makes, and how many make none."""
     trajectories = members(groups)
-    calls = [(result, t) for t in trajectories for result in results_of(t)]
-    fresh = [r.seconds for r, _ in calls if not r.cached and r.name]
-    late = [t for r, t in calls if not r.ok and TIMED_OUT in r.observation]
-    silent = [t for t in trajectories if not results_of(t)]
-    replies = {call_key(r): r.observation for r, _ in calls if not r.cached and r.ok}
-    cached = [(r, t) for r, t in calls if r.cached and r.ok]
-    stale = [t for r, t in cached if replies.get(call_key(r), r.observation) != r.observation]
-    values = {
-        "calls": len(calls) / len(trajectories),
-        "no_tool": len(silent) / len(trajectories),
-        "call_seconds": float(np.percentile(fresh, 90)) if fresh else math.nan,
-        "timeouts": len(late) / len(calls) if calls else 0.0,
-        "cache_conflicts": float(len(stale)),
-    }
-    return values, {
-        "no_tool": silent,
-        "calls": sorted(trajectories, key=lambda t: -len(results_of(t))),
-        "call_seconds": sorted(trajectories, key=lambda t: -sum(r.seconds for r in results_of(t))),
-        "timeouts": late,
-        "cache_conflicts": stale,
-    }
+    calls = [len(results_of(t)) for t in trajectories]
+    silent = [t for t, n in zip(trajectories, calls, strict=True) if not n]
+    values = {"calls": _mean(calls), "no_tool": len(silent) / len(trajectories)}
+    busy = sorted(trajectories, key=lambda t: -len(results_of(t)))
+    return values, {"no_tool": silent, "calls": busy}

@@ -1,25 +1,18 @@
 """Alarms: every rule as data (rules.toml), and what holds at the last of some steps.
 
 A rule is a condition, a severity, and what is said: usual causes and what to change. How often each is right,
-and how late, is measured on simulated runs (tests/benchmarks/alarms.py); ``read_measured`` gives that.
-Leaves out when an alarm fires (watch).
+and how late, is measured on simulated runs (docs/alarms.md). Leaves out when an alarm fires (watch).
 """
 
 import math
 import tomllib
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import pandas as pd
-
 from agentkit.diagnostics import conditions
 from agentkit.diagnostics.conditions import History, Numbers
-from agentkit.runs import read_json
-
-MEASURED = Path(__file__).parent / "measured.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +26,6 @@ class Rule:
     advice: str  # what to change, likewise
     severity: str = "warning"  # info: nothing to mend; critical: stop and mend; a condition's own goes first
     needs: str = ""  # how the measures that ``holds`` cannot do without begin; by default its own keyword
-    steps: int = 1  # that must know one of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,18 +70,13 @@ class _Unknown:
 
 def lacks(history: History) -> dict[str, list[str]]:
     """The alarms that cannot look at a history, each with the measures of which it needs one."""
-    known = Counter(name for step in history for name, value in step.values.items() if math.isfinite(value))
+    known = {name for step in history for name, value in step.values.items() if math.isfinite(value)}
     lacking = {}
     for alarm in RULES:
         needs = [form.needs or form.holds.keywords["measure"] for form in _FORMS if form.alarm == alarm]
-        if not any(name.startswith(tuple(needs)) and n >= LEAST.get(alarm, 1) for name, n in known.items()):
+        if not any(name.startswith(tuple(needs)) for name in known):
             lacking[alarm] = list(dict.fromkeys(needs))
     return lacking
-
-
-def read_measured() -> pd.DataFrame:
-    """How often each alarm was right on simulated runs, as ``table`` of tests/benchmarks/alarms.py."""
-    return pd.DataFrame(read_json(MEASURED))
 
 
 def _forms() -> tuple[Rule, ...]:
@@ -103,4 +90,3 @@ def _forms() -> tuple[Rule, ...]:
 
 _FORMS = _forms()
 RULES = tuple(dict.fromkeys(rule.alarm for rule in _FORMS))  # the alarms' names
-LEAST = {rule.alarm: rule.steps for rule in _FORMS if rule.steps > 1}

@@ -6,7 +6,6 @@ Leaves out the rules and what they read (rules, measures).
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import warnings
@@ -16,21 +15,19 @@ from typing import Any
 
 from agentkit.diagnostics.conditions import WINDOW
 from agentkit.diagnostics.measures import StepMeasures, observe
-from agentkit.diagnostics.rules import LEAST, RULES, Alarm, holding, lacks
+from agentkit.diagnostics.rules import RULES, Alarm, holding, lacks
 from agentkit.records import Trajectory
 from agentkit.runs import Run, RunError, append_jsonl, fault, read_jsonl, write_jsonl
 
 QUIET = 10  # steps without it before an alarm may fire again
 FILE = ("train", "alarms.jsonl")
-MEASURES = ("train", "measures.jsonl")  # of the steps looked at: no rollouts are then read again
 
 
 class Watch:
     """Judges a training step by step.
 
     Args:
-        path: file to which alarms are appended as they fire, with the steps in numbers beside it; None writes
-            nothing.
+        path: file to which alarms are appended as they fire; None writes nothing.
     """
 
     def __init__(self, path: Path | None = None):
@@ -41,33 +38,19 @@ class Watch:
 
     @classmethod
     def over(cls, run: Run) -> Watch:
-        """A watch that goes on from what a run has stored.
-
-        Alarms of steps that were cut are dropped, those of steps whose metrics are lost are kept.
-        """
-        watch, steps, alarms = cls(), [], []
+        """A watch that goes on from what a run has stored; alarms of steps that were cut are dropped."""
+        watch = cls()
         try:
-            alarms = read_alarms(run)
-            metrics = run.file("train", "metrics.jsonl")
-            steps = read_steps(run, _looked_at(run)) if metrics.exists() else []
+            for step in read_steps(run):
+                watch.take(step)
         except RunError as error:  # no reason to stop a training
             warnings.warn(f"alarms look at the steps from here on only: {error}", stacklevel=2)
-        for step in steps:
-            watch.take(step)
-        judged = {step.number for step in steps}
-        lost = [a for a in alarms if a.step not in judged and (not steps or a.step < steps[-1].number)]
-        watch.alarms = lost + watch.alarms
         watch._path = write_jsonl(run.file(*FILE), map(dataclasses.asdict, watch.alarms))
         return watch
 
     def add(self, row: Mapping[str, Any], trajectories: Sequence[Trajectory] = ()) -> list[Alarm]:
         """Take a step's metrics row and rollouts and return the alarms that fire at it."""
-        step = observe(row, trajectories)
-        if self._path is not None:
-            shown = {"step": step.number, "values": step.values, "evidence": step.evidence}
-            with contextlib.suppress(RunError):  # a full disk: rollouts say the same
-                append_jsonl(self._path.with_name(MEASURES[-1]), shown)
-        return self.take(step)
+        return self.take(observe(row, trajectories))
 
     def take(self, step: StepMeasures) -> list[Alarm]:
         """``add`` for a step in numbers. Step 0, which is a validation only, raises no alarm.
@@ -105,50 +88,14 @@ def scan(steps: Iterable[StepMeasures]) -> list[Alarm]:
     return watch.alarms
 
 
-def read_steps(run: Run, observed: Mapping[int, StepMeasures] | None = None) -> list[StepMeasures]:
-    """A stored training in numbers: train/metrics.jsonl and train/trajectories/, by step; those that were
-    ``observed`` before are taken as they are.
-    """
-    rows, observed = {row["step"]: row for row in run.metric_rows()}, dict(observed or {})
+def read_steps(run: Run) -> list[StepMeasures]:
+    """A stored training in numbers: train/metrics.jsonl and train/trajectories/, by step."""
+    if not run.file("train", "metrics.jsonl").exists():
+        return []
+    rows = {row["step"]: row for row in run.metric_rows()}
     stored = sorted(rows.keys() & set(run.steps))
-    unread = run.rollouts([number for number in stored if number not in observed], tokens=False)
-    observed |= {number: observe(rows[number], rollouts) for number, rollouts in unread}
-    lost = [str(number) for number in sorted(rows) if number > 0 and number not in stored]
-    if stored and lost:
-        folder, named = run.file("train", "trajectories"), ", ".join(lost[:5])
-        warnings.warn(f"{folder} holds no rollouts of step {named} ({len(lost)} in all).", stacklevel=2)
+    observed = {n: observe(rows[n], rollouts) for n, rollouts in run.rollouts(stored, tokens=False)}
     return [observed.get(number) or observe(row) for number, row in sorted(rows.items())]
-
-
-def _looked_at(run: Run) -> dict[int, StepMeasures]:
-    path, rows, steps = run.file(*MEASURES), [], {}
-    with contextlib.suppress(RunError):  # rollouts say the same
-        rows = read_jsonl(path) if path.exists() else []
-    for row in rows:
-        if not fault("measures", row) and "step" in row["values"]:
-            known = {name: value for name, value in row["values"].items() if value is not None}
-            evidence = {name: tuple(shown) for name, shown in row["evidence"].items()}
-            steps[row["step"]] = StepMeasures(row["step"], known, evidence)
-    return steps
-
-
-def trained_steps(run: Run) -> list[StepMeasures]:
-    """``read_steps`` of a training, which reads rollouts of those steps only that no watch has looked at.
-
-    Raises RunError where no alarm could look at anything that is stored.
-    """
-    steps = read_steps(run, _looked_at(run))
-    if len(steps) > 0 == steps[-1].number or len(lacks(steps)) == len(RULES):
-        needed = ", ".join(
-            dict.fromkeys(_needs(alarm, [need]) for alarm, n in lacks([]).items() for need in n)
-        )
-        number = sum(step.number > 0 for step in steps) or "no"
-        raise RunError(
-            f"{run.file('train', 'metrics.jsonl')} holds {number} training step{'s' * (number != 1)}, at "
-            "which no alarm could look: a row needs 'step' from 1 on and, in it or in the trajectories of "
-            f"its step, one of {needed}. Log one of them, or go on with notebook 03_grpo for this run."
-        )
-    return steps
 
 
 def stored_alarms(run: Run) -> list[Alarm]:
@@ -156,22 +103,27 @@ def stored_alarms(run: Run) -> list[Alarm]:
     return scan(trained_steps(run))
 
 
+def trained_steps(run: Run) -> list[StepMeasures]:
+    """``read_steps`` of a training. Raises RunError where no alarm could look at anything that is stored."""
+    steps = read_steps(run)
+    if not steps or steps[-1].number == 0 or len(lacks(steps)) == len(RULES):
+        raise RunError(
+            f"{run.file('train', 'metrics.jsonl')} holds no training step that an alarm could look at: a row "
+            "needs 'step' from 1 on and numbers such as success, reward or grad_norm. Run notebook 03 for it."
+        )
+    return steps
+
+
 def coverage(steps: Sequence[StepMeasures]) -> str:
     """How many steps were looked at, and which alarms could not look, as they lack what they need."""
     number = sum(step.number > 0 for step in steps)
-    batches = sum(map(_sampled, steps)) or number
     looked = f"in {number} step{'s' * (number != 1)}"
-    if batches < 2 * WINDOW:
-        looked += f" on {batches} batch{'es' * (batches > 1)} of rollouts" * (batches < number)
+    if (sum(map(_sampled, steps)) or number) < 2 * WINDOW:
         looked += f"; the rules that compare with the start need {2 * WINDOW} or more"
     if not (lacking := lacks(steps)):
         return looked
-    listed = "; ".join(f"{alarm} needs {_needs(alarm, needs)}" for alarm, needs in lacking.items())
+    listed = "; ".join(f"{alarm} needs {' or '.join(needs)}" for alarm, needs in lacking.items())
     return f"{looked}; {len(lacking)} of the {len(RULES)} rules could not look: {listed}"
-
-
-def _needs(alarm: str, measures: Sequence[str]) -> str:
-    return " or ".join(measures) + (f" in {LEAST[alarm]} steps" if alarm in LEAST else "")
 
 
 def read_alarms(run: Run) -> list[Alarm]:

@@ -100,11 +100,6 @@ _SCHEMAS: dict[str, dict] = {
         cause=_TEXT,
         advice=_TEXT,
     ),
-    "measures": _row(
-        step=_WHOLE,
-        values=_OBJECT | {"additionalProperties": _NUMBER_OR_NONE},
-        evidence=_OBJECT | {"additionalProperties": _list(_TEXT)},
-    ),
     "preflight item": _row(True, light=_TEXT, name=_TEXT, finding=_TEXT, advice=_TEXT),
     "manifest": _OBJECT | {"properties": dict.fromkeys(SECTIONS, _OBJECT) | {"stages": _STAGES}},
     "note": _row(True, **dict.fromkeys(NOTE_FIELDS, _TEXT | {"maxLength": NOTE_LIMIT})),

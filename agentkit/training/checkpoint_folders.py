@@ -106,11 +106,6 @@ def cut_back(run: Run, checkpoint: Path) -> None:
     step = step_of(checkpoint)
     for name in ("metrics.jsonl", "alarms.jsonl"):
         cut_jsonl(run.file("train", name), step)
-    measures = run.file("train", "measures.jsonl")
-    try:
-        cut_jsonl(measures, step)
-    except RunError:  # unreadable: rollouts say the same
-        measures.unlink()
     run.file("train", "metrics.jsonl").touch(0o600)
     for number in run.steps:
         if number > step:

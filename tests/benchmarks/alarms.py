@@ -2,8 +2,8 @@
 
     python -m tests.benchmarks.alarms
 
-writes diagnostics/measured.json, which notebook 04 shows. No threshold was set on its runs. Leaves out real
-trainings (tests/planted.py).
+prints the table of docs/alarms.md. No threshold was set on its runs. Leaves out real trainings
+(tests/planted.py).
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 
 from agentkit.diagnostics.measures import observe
-from agentkit.diagnostics.rules import MEASURED, RULES, Alarm
+from agentkit.diagnostics.rules import RULES, Alarm
 from agentkit.diagnostics.watch import scan
-from agentkit.runs import write_json
 
 from .synthetic import CONSEQUENCES, Simulated, simulate
 
@@ -79,6 +78,4 @@ def table(judged: Iterable[tuple[Simulated, Sequence[Alarm]]]) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    rows = measured(progress=True)
-    write_json(MEASURED, rows.to_dict("records"))
-    print(rows.round(2).to_string(index=False))
+    print(measured(progress=True).round(2).to_markdown(index=False))

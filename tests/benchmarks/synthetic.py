@@ -93,7 +93,6 @@ class _Curve:
             "mismatch": scales["mismatch"] * noise(0.3),
             "loss": float(self.rng.normal(0, 0.05)),
             "calls": scales["calls"] * (1 + (scales["more_calls"] - 1) * done) * noise(0.08),
-            "seconds": scales["seconds"] * noise(0.3),  # of a call
             "tokens": scales["tokens"] * noise(0.06),  # of a turn
             "copied": scales["copied"],  # rollouts that repeat another of their group
             "success": self.start + (self.end - self.start) * done,
@@ -130,15 +129,16 @@ def _gradient_spike(world: World, fault: Planted) -> World:
     return {} if fault.since % 7 else {"grad_norm": spike}
 
 
+def _collapse(world: World, fault: Planted) -> World:
+    """Copies of each other, or a policy that is sure of everything."""
+    if fault.since and fault.strength < 0.5:
+        return {"entropy": world["entropy"] * (1 - fault.depth * (0.85 + 0.28 * fault.strength))}
+    return {"copied": max(world["copied"], fault.mix(0.88, 1.0))} if fault.strength >= 0.5 else {}
+
+
 def _truncation(world: World, fault: Planted) -> World:
     cut = fault.mix(0.3, 0.9)
     return {"cut": cut, "success": world["success"] * (1 - cut / 2)}
-
-
-def _slow_tools(world: World, fault: Planted) -> World:
-    if fault.strength < 0.3:
-        return {"timeouts": fault.depth * (0.1 + fault.strength)}
-    return {"seconds": fault.depth * (2 + 8 * fault.strength)}
 
 
 # what each changes in a world
@@ -146,32 +146,18 @@ FAULTS: dict[str, Callable[[World, Planted], World]] = {
     "zero_variance": lambda w, f: {"stuck": f.mix(0.7, 1.0)},
     "dead_component": lambda w, f: {"dead": 0.0 if f.strength < 0.5 else -0.1},
     "reward_hacking": _hacking,
-    "dominance": lambda w, f: {
-        "weights": {"correctness": 0.1, "format": 1.0 + 2 * f.strength, "efficiency": 0.1},
-        "failures": 0.3,
-    },
     "tool_abandonment": lambda w, f: {
         "silent": f.mix(0.5, 1.0),
         "success": w["success"] * (1 - 0.3 * f.depth),
     },
     "call_inflation": lambda w, f: {"calls": w["calls"] * (1 + f.mix(1.0, 3.0))},
-    "answer_collapse": lambda w, f: {
-        "common": f.mix(0.6, 1.0),
-        "success": w["success"] * (1 - 0.6 * f.depth),
-    },
-    "mode_collapse": lambda w, f: {"copied": max(w["copied"], f.mix(0.88, 1.0))},
-    "entropy_collapse": lambda w, f: {"entropy": w["entropy"] * (1 - f.mix(0.85, 0.99))},
+    "mode_collapse": _collapse,
     "kl_spike": _kl_spike,
     "gradient_spike": _gradient_spike,
-    "clip_drift": lambda w, f: {"clip_fraction": f.mix(0.2, 0.5) * float(np.exp(f.rng.normal(0, 0.2)))},
     "engine_mismatch": lambda w, f: {"mismatch": f.mix(0.15, 1.5)},
     "length_explosion": lambda w, f: {"tokens": w["tokens"] * (1 + f.mix(1.2, 4.0))},
     "truncation": _truncation,
-    "template_collapse": lambda w, f: {"template": f.mix(0.6, 1.0)},
     "overfitting": lambda w, f: {"val_drop": min(1.0, f.since / 12) * (0.3 + 0.3 * f.strength)},
-    "stalled_learning": lambda w, f: {},
-    "slow_tools": _slow_tools,
-    "stale_cache": lambda w, f: {"stale": 0.15 + 0.5 * f.strength},
 }
 
 
@@ -213,11 +199,11 @@ def _group(step: int, task: int, world: World, curve: _Curve, rng: random.Random
     chance = 1 / (1 + math.exp(-logit - curve.tasks[task]))
     stuck, first = rng.random() < world["stuck"], None
     for sample in range(curve.group):
-        odd = {name for name in ("common", "template", "silent") if rng.random() < world[name]}
+        odd = {"silent"} if rng.random() < world["silent"] else set()
         if first is not None and rng.random() < world["copied"] and not odd:
             yield replace(first, sample=sample)
             continue
-        success = rng.random() < chance and not stuck and not ("common" in odd and world["common"] > 0.1)
+        success = rng.random() < chance and not stuck
         trajectory = _rollout(step, task, sample, success, odd, world, rng)
         if stuck:
             trajectory = replace(trajectory, reward=0.0, components=dict.fromkeys(trajectory.components, 0.0))
@@ -229,11 +215,7 @@ def _rollout(
     step: int, task: int, sample: int, right: bool, odd: set[str], world: World, rng: random.Random
 ) -> Trajectory:
     calls = 0 if "silent" in odd else max(1, round(rng.gauss(world["calls"], 0.7)))
-    turns = _turns(0 if "template" in odd else task + 1, calls, world, rng)
-    if len(turns) > 1 and sample == 0 and rng.random() < world["stale"]:
-        fresh = replace(turns[0].results[0], observation="a fact", ok=True)
-        old = replace(fresh, observation="an older fact", cached=True)
-        turns = (replace(turns[0], results=(fresh, old)), *turns[1:])
+    turns = _turns(task + 1, calls, world, rng)
     length = max(8, int(world["tokens"] * len(turns) * math.exp(rng.gauss(0, 0.15))))
     cut = rng.random() < world["cut"]
     success = float(right and not cut)
@@ -248,9 +230,7 @@ def _rollout(
     if world["dead"] is not None:
         components["tool"] = world["dead"]
     answer = f"gold {task}" if success else None
-    if "common" in odd:
-        answer = "42"
-    elif not success:
+    if not success:
         answer = f"guess {task} {rng.randrange(30)}"
     return Trajectory(
         task_id=str(task),
@@ -258,7 +238,7 @@ def _rollout(
         sample=sample,
         seed=0,
         prompt_ids=(),
-        completion_ids=(rng.getrandbits(30), *IDS[: min(length, 3000)]),
+        completion_ids=IDS[:length],
         action_mask=(),
         old_logprobs=(),
         turns=turns,
@@ -274,10 +254,7 @@ def _rollout(
 def _turns(entity: int, calls: int, world: World, rng: random.Random) -> tuple[Turn, ...]:
     turns = []
     for n in range(calls):
-        late = rng.random() < world["timeouts"]
-        ok = not late and rng.random() >= world["failures"]
-        seconds = world["seconds"] * math.exp(rng.gauss(0, 0.3))
-        reply = "Error: search did not answer within 10 s." if late else f"fact {entity} {n}"
-        result = ToolResult("search", {"query": f"{entity} {n}"}, reply, ok, seconds)
+        ok = rng.random() >= world["failures"]
+        result = ToolResult("search", {"query": f"{entity} {n}"}, f"fact {entity} {n}", ok)
         turns.append(Turn(f"call {entity} {n}", (0, 0), (result,)))
-    return (*turns, Turn("say", (0, 0)))
+    return (*turns, Turn(f"say {rng.getrandbits(30)}", (0, 0)))
