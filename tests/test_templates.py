@@ -279,7 +279,7 @@ def test_no_reply_steers_the_chat_or_leaves_its_frame(tokenizer, name):
 )
 def test_a_script_written_as_messages_is_read_back_as_the_same_tokens(tokenizer, tmp_path, name):
     other = templated(tokenizer, name)
-    lab = Lab.open({"families": "A,B", "n_tasks": 40, "tool_cache": "off", "max_tokens": 12_000,
+    lab = Lab.open({"families": "A,B", "n_tasks": 40, "max_tokens": 12_000,
                     "max_turn_tokens": 2_000})  # fmt: skip
     suite = lab.suite()
     found = quiet(lab.rollout, suite.tasks[:6], ScriptedPolicy(other))
@@ -432,7 +432,7 @@ def test_an_engine_stops_at_the_templates_end_whatever_the_tokenizers_is(tokeniz
 
 
 def test_template_arguments_switch_thinking_off_in_every_frame(tokenizer):
-    recipe = Recipe.from_mapping({"template_arguments": "enable_thinking=false, level=low, n=2"})
+    recipe = Recipe.from_mapping({"template_arguments": {"enable_thinking": False, "level": "low", "n": 2}})
     assert recipe.chat == ("", {"enable_thinking": False, "level": "low", "n": 2})
     for name in ("qwen3", "qwen3_5_think", "qwen3_6", "glm4moe"):
         other = with_template(templated(tokenizer, name), *recipe.chat)
@@ -443,11 +443,21 @@ def test_template_arguments_switch_thinking_off_in_every_frame(tokenizer):
 
 
 @pytest.mark.parametrize(
-    "text", ["enable_thinking", "=false", "a b=1", "a=[1]", "a={{ x }}", "a=%}", "a=", "a=null"]
+    "odd",
+    [
+        "enable_thinking",
+        {"": False},
+        {"a b": 1},
+        {"a": [1]},
+        {"a": "{{ x }}"},
+        {"a": "%}"},
+        {"a": ""},
+        {"a": None},
+    ],
 )
-def test_arguments_that_cannot_be_read_are_an_error(text):
-    with pytest.raises(RecipeError, match="template_arguments holds .*enable_thinking=false"):
-        Recipe.from_mapping({"template_arguments": text})
+def test_arguments_that_cannot_be_read_are_an_error(odd):
+    with pytest.raises(RecipeError, match="template_arguments.*enable_thinking: false"):
+        Recipe.from_mapping({"template_arguments": odd})
 
 
 def test_a_template_that_prints_the_date_gives_one_prompt_on_any_day(tokenizer):
@@ -478,7 +488,7 @@ def test_a_template_is_a_file_a_name_or_training(tokenizer, tmp_path):
 def test_the_recipes_template_reaches_the_tokenizer():
     from agentkit.policies.loading import load_agent
 
-    recipe = Recipe.from_mapping({"chat_template": "qwen3", "template_arguments": "enable_thinking=false"})
+    recipe = Recipe.from_mapping({"chat_template": "qwen3", "template_arguments": {"enable_thinking": False}})
     _, loaded = load_agent(recipe.model, chat=recipe.chat)
     assert loaded.chat_template.startswith("{% set enable_thinking = false %}{%- if tools %}")
     assert quiet(template_of, loaded).training

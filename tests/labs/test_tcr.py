@@ -41,7 +41,6 @@ def drafted():
         "n_tasks": 30,
         "suite_seed": 1,
         "reward": "tcr",
-        "tool_cache": "off",
     }
     lab = Lab.open(recipe)
     return lab, lab.suite()
@@ -182,7 +181,7 @@ def test_the_published_table_comes_out_and_what_it_hides(tmp_path, tokenizer, na
     """Rows, tool, rollout, verifier, reward, table: one row of each benchmark and a call in each trajectory."""
     rows = [row(source, truth="B" if source == "gpqa_science" else "7") for source in PUBLISHED]
     tasks = hub.load("open_agentrl", write(tmp_path / "test.jsonl", *rows), split="test").tasks
-    lab = Lab.open({"reward": "tcr", "tool_cache": "off", "max_tokens": 10_480, "overlong_buffer": 3_000,
+    lab = Lab.open({"reward": "tcr", "max_tokens": 10_480,
                     "lab": str(LABS / f"{name}.py")})  # fmt: skip
     answers = {"deepscaler": "Answer: 7", "taco_code": f"```python\n{SEVEN}\n```"}
     call = format_call("code_interpreter", {"code": "6 + 1"}, "hermes")
@@ -213,7 +212,7 @@ def _measured(lab, tried, tasks):
 
 def test_a_table_of_what_was_never_scored_says_so(tmp_path, tokenizer):
     (task,) = hub.load("open_agentrl", write(tmp_path / "a.jsonl", row("deepscaler"))).tasks
-    (tried,) = Lab.open({"tool_cache": "off"}).rollout([task], Says(tokenizer, "Answer: 7"))
+    (tried,) = Lab.open({}).rollout([task], Says(tokenizer, "Answer: 7"))
     table = score_table({"a": [replace(tried, success=None, reward=None, components={})]}, [task])
     assert list(table.iloc[0]) == ["–", "–", "–", 0]
 
@@ -345,12 +344,7 @@ def test_the_real_recipe_says_what_was_published():
         0.0,
         "dapo",
     )
-    assert (recipe.prompts_per_step, recipe.minibatches, recipe.epochs, recipe.overlong_buffer) == (
-        4,
-        4,
-        3,
-        3000,
-    )
+    assert (recipe.prompts_per_step, recipe.minibatches, recipe.epochs) == (4, 4, 3)
     assert recipe.reward == "tcr" and recipe.filter_rollouts == 8
     assert set(SOURCES) == set(Lab.open(recipe).contents().loc["family", "name"])
 
