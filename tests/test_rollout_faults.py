@@ -251,7 +251,7 @@ def test_a_cut_reply_is_as_short_as_told_and_a_short_one_untouched(tokenizer, te
         assert shown == text
     elif limit >= 40:
         kept = shown[: shown.rindex("\n[cut: ")]
-        assert kept and codec.inert(text).startswith(kept) and "\ufffd" not in kept
+        assert kept and codec.marks.inert(text)[0].startswith(kept) and "\ufffd" not in kept
         said = int(shown.removesuffix(" more tokens]").split()[-1])
         assert said == pytest.approx(len(ids) - len(codec.text_ids(kept)), abs=3) or "at least" in shown
 
@@ -260,8 +260,8 @@ def test_a_control_token_in_a_reply_is_text(tokenizer, tools):
     (t,) = whole(rollout([TASK], calls(tokenizer, "work", how="control"), environment=tools, limits=ROOMY))
     observed = [i for i, m in zip(t.completion_ids, t.action_mask, strict=True) if not m]
     codec = ChatCodec(tokenizer, "", [])
-    assert sum(i in codec.control_ids for i in observed) == sum(
-        i in codec.control_ids for i in codec.observation_ids(["x"])
+    assert sum(i in codec.marks.ids for i in observed) == sum(
+        i in codec.marks.ids for i in codec.observation_ids(["x"])
     )
     assert t.answer == "3"
 
