@@ -279,8 +279,8 @@ def _of(process: psutil.Process, run: Run, which: str) -> bool:
         words = process.cmdline()
     except psutil.Error:
         return False
-    starts = words[words.index("-c") + 1] if "-c" in words else words[words.index("-m") + 1]
-    return str(run.path.resolve()) in words and which in starts
+    flag = "-c" if "-c" in words else "-m"
+    return str(run.path.resolve()) in words and which in words[words.index(flag) + 1]
 
 
 def _workers(run: Run) -> list[str]:
@@ -311,5 +311,6 @@ def test_two_interrupted_processes_leave_a_checkpoint_and_go_on_as_if_they_had_n
 
 
 def _untimed(run: Run) -> list[dict]:
+    """Rows without times, and without the validation that a training ends with when it is stopped."""
     rows = read_jsonl(run.file("train", "metrics.jsonl"))
-    return [{k: v for k, v in row.items() if "seconds" not in k} for row in rows]
+    return [{k: v for k, v in row.items() if "seconds" not in k and not k.startswith("val")} for row in rows]
