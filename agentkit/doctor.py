@@ -39,12 +39,11 @@ def examine(recipe: Recipe | None = None) -> dict[str, Any]:
 
     ``topology`` is what a recipe, by default one with nothing set, would have its GPUs do, and why.
     """
-    tier, gpus = sandbox.current_tier(), find_gpus()
+    why, gpus = sandbox.missing(), find_gpus()
     hub = Path(os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"))
     memory, total, disk = psutil.virtual_memory(), machine_memory(), shutil.disk_usage(project_root())
     findings = {
-        "sandbox_tier": tier.name,
-        "sandbox_why": tier.why,
+        "sandbox": {"ok": not why, "why": why},
         "engines": engines(bool(gpus)),
         "gpus": gpus,
         "cores": cores(),
@@ -161,23 +160,11 @@ def _torch_cuda() -> str:
 
 
 def gaps(findings: dict[str, Any]) -> list[dict[str, str]]:
-    tier, why = findings["sandbox_tier"], findings["sandbox_why"]
+    why = findings["sandbox"]["why"]
     disk, memory = findings["disk_gb"]["free"], findings["memory_gb"]["free"]
     refused = "code tasks, the python tool and code verification are refused"
-    linux = "use Linux 5.13 or newer with Landlock and seccomp, on x86_64 or aarch64"
     checks = [
-        (
-            tier == "B",
-            f"sandbox tier B: {why}",
-            "programs can see names and sizes of files elsewhere, but open none",
-            "allow user namespaces (in a container: its seccomp profile)",
-        ),
-        (
-            tier == "D",
-            f"no sandbox: {why}",
-            "programs run UNCONFINED" if sandbox.unsafe_allowed() else refused,
-            f"{linux}; {sandbox.WAY_OUT}",
-        ),
+        (bool(why), f"no sandbox: {why}", refused, sandbox.WAY_OUT),
         (
             not findings["gpus"],
             "no NVIDIA GPU",
@@ -270,7 +257,7 @@ def as_text(findings: dict[str, Any]) -> str:
         f"{s['free']:g} of {s['total']:g} GB" for s in (findings["memory_gb"], findings["disk_gb"])
     )
     lines = [
-        f"sandbox   tier {findings['sandbox_tier']}",
+        f"sandbox   {'works' if findings['sandbox']['ok'] else 'none'}",
         f"engines   {ready}",
         f"gpus      {gpus}",
         f"topology  {findings['topology'].get('says') or findings['topology']['why']}",

@@ -100,7 +100,6 @@ class Trajectory:
     reward: float | None = None  # the combined reward; None is "not scored"
     advantage: float | None = None
     step: int | None = None  # optimiser step it was sampled for; None outside training
-    sandbox: str | None = None  # tier in which its code ran; None where none did
 
 
 @dataclass(frozen=True, slots=True)

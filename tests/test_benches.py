@@ -11,7 +11,7 @@ from benchmarks import verifiers as bench_verifiers
 
 from agentkit import sandbox
 
-pytestmark = pytest.mark.skipif(sandbox.current_tier().name == "D", reason="no sandbox on this machine")
+pytestmark = pytest.mark.skipif(bool(sandbox.missing()), reason="no sandbox on this machine")
 
 
 def test_the_report_has_every_case(monkeypatch, tmp_path, capsys):
@@ -24,7 +24,6 @@ def test_the_report_has_every_case(monkeypatch, tmp_path, capsys):
     cases = {case["case"]: case for case in report["cases"]}
     assert set(cases) == {"warm", "warm_sympy", "cold", "throughput"}
     for case in cases.values():
-        assert case["tier"] == sandbox.current_tier().name
         for side in ("ours", "peer", "ratio"):
             assert 0 < case[side]["min"] <= case[side]["median"] <= case[side]["max"]
     assert (
@@ -39,7 +38,7 @@ def test_runners_print_what_the_program_prints():
 
 def test_a_runner_that_fails_is_not_measured():
     with pytest.raises(ValueError, match="error"):
-        bench._confined(sandbox.current_tier().name, "1 / 0")
+        bench._confined("1 / 0")
 
 
 def test_every_verifier_is_measured_the_judge_too(monkeypatch, tmp_path):

@@ -13,7 +13,7 @@ from agentkit import Task, verify
 from agentkit.sandbox.run import CORES
 from agentkit.verifiers import check, final_answer
 from agentkit.verifiers.isolated.harness import pack, unpack
-from agentkit.verifiers.programs import PATIENCE, extract_code
+from agentkit.verifiers.programs import extract_code
 
 GOLD = "def f(x):\n    return x + 1"
 CASES = [[[1], 2], [[5], 6], [[-3], -2]]
@@ -24,12 +24,7 @@ SOURCE = [
 
 
 def value(answer: str, gold: str = GOLD, **options) -> float | None:
-    """The verdict; asked for again where the machine is too busy to give one."""
-    for _ in range(10):
-        score = check("code", answer, gold, **({"tests": CASES, "entry": "f", "timeout_s": 5} | options))
-        if "too busy" not in score.why:
-            return score.value
-    pytest.fail(score.why)
+    return check("code", answer, gold, **({"tests": CASES, "entry": "f", "timeout_s": 5} | options)).value
 
 
 # ---- ordinary programs
@@ -341,18 +336,17 @@ def test_program_and_source_tests_share_one_time_limit():
     tests = ["while f(1) != 2: pass", "assert f(2) == 3"]
     start = time.monotonic()
     score = check("code", slow, GOLD, tests=tests, entry="f", timeout_s=3)
-    assert not score.value  # or the machine is busy
-    assert time.monotonic() - start < 4 * PATIENCE
+    assert score.value == 0
+    assert time.monotonic() - start < 4 * 3
 
 
 def test_programs_that_share_the_cores_have_their_time_and_one_that_sleeps_has_no_more():
-    right = "import time\ndef f(x):\n    while time.process_time() < 0.7: pass\n    return x + 1"
-    asleep = "import time\ndef f(x):\n    time.sleep(2)\n    return x + 1"
+    right = "import time\ndef f(x):\n    while time.process_time() < 0.3: pass\n    return x + 1"
+    asleep = "import time\ndef f(x):\n    time.sleep(4)\n    return x + 1"
     with ThreadPoolExecutor(4 * CORES + 1) as pool:
         slept = pool.submit(value, asleep, timeout_s=1)
         found = list(pool.map(lambda _: value(right, tests=CASES[:1], timeout_s=1), range(4 * CORES)))
-    assert 1 in found and slept.result() == 0
-    assert 0 not in found, "where the machine has no time at all a program is unscored"
+    assert found == [1] * (4 * CORES) and slept.result() == 0
 
 
 # ---- the author's mistakes are unscored
@@ -375,20 +369,10 @@ def test_no_sandbox_is_unscored(monkeypatch):
     from agentkit.verifiers import programs
 
     monkeypatch.setattr(
-        programs, "run_python", lambda *_, **__: Result("refused", "", "no sandbox here", 0.0, "D")
+        programs, "run_python", lambda *_, **__: Result("refused", "", "no sandbox here", 0.0)
     )
     score = check("code", GOLD, GOLD, tests=CASES, entry="f")
     assert score.value is None and "no sandbox here" in score.why
-
-
-def test_a_time_out_on_a_machine_without_time_is_unscored(monkeypatch):
-    from agentkit.sandbox import Result
-    from agentkit.verifiers import programs
-
-    for seconds, expected in ((1.5, None), (0.01, 0.0)):  # what an empty program takes beside it
-        answers = iter([Result("timeout", "", "", 1.8, "A"), Result("ok", "", "", seconds, "A")])
-        monkeypatch.setattr(programs, "run_python", lambda *_, answers=answers, **__: next(answers))
-        assert check("code", "def f(x): return 1", GOLD, tests=CASES, entry="f").value == expected
 
 
 # ---- parts

@@ -16,12 +16,10 @@ import papermill
 import pytest
 from papermill.exceptions import PapermillExecutionError
 
-from agentkit import Suite, Task
 from agentkit.cli import main
 from agentkit.evaluation import Comparison
 from agentkit.runs import load_run, read_json
 from agentkit.runs.stages import STAGES
-from agentkit.sandbox.run import Tier
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = {"n_tasks": 60, "sft_transcripts": 1, "test_samples": 1, "steps": 2, "prompts_per_step": 2, "group_size": 4,
@@ -150,22 +148,6 @@ def test_a_run_repeats_bit_for_bit(finished, tmp_path):
 
 def test_a_control_that_the_recipe_no_longer_names_leaves_the_run(finished):
     assert {path.stem.partition("_")[0] for path in finished.glob("eval/*")} == {"base", "sft", "grpo"}
-
-
-@pytest.mark.parametrize(("kind", "shown"), [("code", [Tier("B", "no namespaces")]), ("numeric", [])])
-def test_the_first_notebook_shows_a_weak_sandbox_where_programs_run(tmp_path, monkeypatch, kind, shown):
-    cells = nbformat.read(ROOT / "notebooks" / "01_tasks.ipynb", 4).cells
-    parameters, imports, *_, save = [cell.source for cell in cells if cell.cell_type == "code"]
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("agentkit.sandbox.current_tier", lambda: Tier("B", "no namespaces"))
-    scope, displayed = {}, []
-    exec(f"{parameters}\nrun = {str(tmp_path / 'run')!r}", scope)
-    exec(imports, scope)
-    verifier = {"kind": kind, "entry": "f", "tests": [[[1], 2]]} if kind == "code" else kind
-    task = Task("t", "Add 1.", "def f(x): return x + 1" if kind == "code" else "2", verifier, split="test")
-    scope.update(display=displayed.append, suite=Suite([task]))
-    exec(save, scope)
-    assert displayed == shown and ("sandbox" in load_run(tmp_path / "run").manifest) == bool(shown)
 
 
 def execute(stage: str, folder: Path, **parameters) -> str:

@@ -24,13 +24,7 @@ from agentkit.rollouts import Limits, rollout
 from agentkit.rollouts.call_formats import format_call
 from agentkit.rollouts.chat import ChatCodec
 from agentkit.rollouts.policy import EngineError
-from agentkit.sandbox import current_tier
-from agentkit.tools.environments import (
-    SYSTEM_PROMPT,
-    CodeEnvironment,
-    CorpusEnvironment,
-    InterpreterEnvironment,
-)
+from agentkit.tools.environments import SYSTEM_PROMPT, CodeEnvironment, CorpusEnvironment
 from agentkit.tools.runtime import tool_schemas
 from agentkit.verifiers import KINDS, register
 
@@ -194,17 +188,6 @@ def test_coroutines_of_one_turn_run_together_and_what_may_depend_on_order_in_ord
     results = t.turns[0].results
     assert [r.observation for r in results[:4]] == ["a", "2 met", "2 met", "ab"]
     assert [r.name for r in results] == [name for name, _ in calls] and not results[4].ok
-
-
-@pytest.mark.parametrize(
-    ("make", "name"), [(CodeEnvironment, "python"), (InterpreterEnvironment, "code_interpreter")]
-)
-def test_a_trajectory_says_in_which_sandbox_its_code_ran(agent, make, name):
-    call = f'<tool_call>\n{{"name": "{name}", "arguments": {{"code": "1"}}}}\n</tool_call>'
-    for environment, tier in ((make, current_tier().name), (CorpusEnvironment, None)):  # without that tool
-        policy = Says(agent[1], call, "Answer: 3")
-        (t,) = rollout([Task("t", "What is 1 + 2?", "3")], policy, environment=environment)
-        assert t.sandbox == tier
 
 
 def test_a_policy_that_fails_ends_the_rollout_with_its_error(agent, suite, corpus):

@@ -35,6 +35,7 @@ from agentkit.tasks import (
 from agentkit.tasks.families import lookup, multihop
 from agentkit.tasks.families.facts import QUESTIONS
 from agentkit.tasks.family import Family, difficulty
+from agentkit.tasks.suite import that_can_be_judged
 from agentkit.tools import calculate, search_passages
 from agentkit.tools.corpus import PHRASES, facts
 from agentkit.tools.environments import CorpusEnvironment
@@ -741,3 +742,26 @@ def test_a_suite_comes_back_from_a_file_and_from_a_run_folder(suite, tmp_path):
     suite.save(tmp_path)
     assert Suite.load(tmp_path).tasks == Suite.load(tmp_path / "tasks.jsonl").tasks == suite.tasks
     assert (tmp_path / "tasks.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+# ---- machines without a sandbox
+def test_families_that_need_the_sandbox_are_left_out_where_there_is_none(corpus, monkeypatch):
+    monkeypatch.setattr("agentkit.sandbox.run._missing", "this is macOS")
+    with pytest.warns(UserWarning, match="family C is left out: no sandbox here: this is macOS; .*Docker"):
+        suite = Suite.build({"families": "A,C", "n_tasks": 40}, corpus=corpus)
+    assert {task.family for task in suite} == {"A"} and set(suite.environments) == {"A"}
+    with (
+        pytest.warns(UserWarning),
+        pytest.raises(SuiteError, match="every family needs the sandbox: .*Docker"),
+    ):
+        Suite.build({"families": "C", "n_tasks": 40}, corpus=corpus)
+
+
+def test_given_tasks_that_need_the_sandbox_are_left_out_where_there_is_none(monkeypatch):
+    code = {"kind": "code", "entry": "f", "tests": [[[1], 2]]}
+    tasks = [Task(f"{n}", f"Add {n} to x.", "def f(x): return x", code, family="MBPP") for n in range(3)]
+    tasks += [Task(f"a{n}", f"What is {word}?", word, family="A") for n, word in enumerate(("yes", "no"))]
+    assert that_can_be_judged(tasks) == tasks
+    monkeypatch.setattr("agentkit.sandbox.run._missing", "this is macOS")
+    with pytest.warns(UserWarning, match="MBPP left out: no sandbox here: this is macOS; "):
+        assert that_can_be_judged(tasks) == tasks[3:]

@@ -28,7 +28,6 @@ from agentkit.rollouts.chat import ChatCodec
 from agentkit.rollouts.mask import Completion
 from agentkit.rollouts.policy import EngineError, Policy, Request
 from agentkit.runs.labfile import blame
-from agentkit.sandbox import current_tier
 from agentkit.tools.cache import ToolCache
 from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment
 from agentkit.tools.execution import limited, settled
@@ -55,7 +54,6 @@ MADE_S = 60.0  # to make an environment, which may start a container, where tool
 RESETS = 2  # of environments for one trajectory, as the service that one asks may be busy for a moment
 VERDICT_S = 120.0  # a verifier's own limits are shorter; this one is for a verifier that has none
 OUT_OF_TIME = "the wall clock ended it: raise trajectory_timeout_s, or use a faster engine or tools"
-CODE_TOOLS = ("python", "code_interpreter")
 LAST_TURN = "No turns are left for tools: answer now."
 
 
@@ -247,7 +245,7 @@ class _Rollout:
             verdict = await in_thread(partial(_verdict, self.task, done), VERDICT_S)
         except TimeoutError:
             verdict = Score(None, f"the verifier did not answer within {VERDICT_S:g} s")
-        done = replace(done, success=verdict.value, why=verdict.why, sandbox=_tier(self.task, done))
+        done = replace(done, success=verdict.value, why=verdict.why)
         components, failure = await self._own_reward()
         return replace(done, components=components, why="; ".join(filter(None, (done.why, failure))))
 
@@ -383,12 +381,6 @@ def _verdict(task: Task, trajectory: Trajectory) -> Score:
         return verify(task, trajectory)
     except (Exception, SystemExit) as error:  # a verifier that fails must not look like a wrong answer
         return Score(None, f"verifier failed: {blame(error)}")
-
-
-def _tier(task: Task, trajectory: Trajectory) -> str | None:
-    """The sandbox tier in which a trajectory's code ran, by a tool or its verifier; None where none did."""
-    ran = any(result.name in CODE_TOOLS and result.seconds for result in results_of(trajectory))
-    return current_tier().name if ran or verifier_kind(task) == "code" else None
 
 
 def _seed(seed: int, task: Task, index: int, turn: int) -> tuple[int, ...]:

@@ -89,7 +89,6 @@ _SCHEMAS: dict[str, dict] = {
         reward=_FINITE_OR_NONE,
         advantage=_FINITE_OR_NONE,
         step={"type": ["integer", "null"]},
-        sandbox=_TEXT_OR_NONE,
     ),
     "alarm": _row(
         step=_WHOLE,

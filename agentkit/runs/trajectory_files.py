@@ -70,7 +70,6 @@ def write_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> 
         "reward": number,
         "advantage": number,
         "step": pa.int32(),
-        "sandbox": text,
     }
     rows = [_trajectory_row(trajectory) for trajectory in trajectories]
     return write_table(path, pa.Table.from_pylist(rows, schema=pa.schema(columns)))

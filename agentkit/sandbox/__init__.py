@@ -8,18 +8,15 @@ from agentkit.sandbox.run import (
     MAX_CODE,
     MAX_INPUT,
     MAX_OUTPUT,
-    TIERS,
-    UNSAFE,
+    NONE,
     WAY_OUT,
     Result,
-    Tier,
     close,
-    current_tier,
+    missing,
     run_python,
-    unsafe_allowed,
-)  # fmt: skip
+)
 
 __all__ = [
-    "AT_ONCE", "MAX_CODE", "MAX_INPUT", "MAX_OUTPUT", "TIERS", "UNSAFE", "WAY_OUT", "Result", "Tier", "close",
-    "current_tier", "run_python", "unsafe_allowed",
+    "AT_ONCE", "MAX_CODE", "MAX_INPUT", "MAX_OUTPUT", "NONE", "WAY_OUT", "Result", "close", "missing",
+    "run_python",
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Canaries: small attacks that must fail before a tier is trusted.
+"""Canaries: small attacks that must fail before the sandbox is trusted.
 
 Leaves out what takes long: tests/hostile.
 """

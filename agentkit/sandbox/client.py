@@ -1,6 +1,6 @@
 """The trainer's end of one zygote: starts it, sends it programs, and collects what they write.
 
-Leaves out which tier to use and how many programs run at once: see agentkit.sandbox.
+Leaves out how many programs run at once: see agentkit.sandbox.
 """
 
 import fcntl
@@ -18,7 +18,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO
 
 from agentkit.records import SandboxError
 from agentkit.sandbox import zygote
@@ -38,13 +37,12 @@ Ending = tuple[str, bytes, bytes, float]  # of a program: status, stdout, stderr
 class Client:
     """One zygote process, in which many programs may run at once, each asked for by a thread of its own."""
 
-    def __init__(self, tier: str, preload: tuple[str, ...]):
+    def __init__(self, preload: tuple[str, ...]):
         if not sys.platform.startswith("linux"):
             raise SandboxError(f"it needs Linux, and this is {sys.platform}")
-        self.tier = tier
         self.base = tempfile.mkdtemp(prefix="agentkit-sandbox-")
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        settings = json.dumps({"tier": tier, "preload": preload, "base": self.base, **zygote_settings()})
+        settings = json.dumps({"preload": preload, "base": self.base, **zygote_settings()})
         script = str(Path(zygote.__file__).resolve())
         with theirs:
             self.process = subprocess.Popen(
@@ -58,8 +56,6 @@ class Client:
                 start_new_session=True,
             )
         self._wait_until_ready()
-        if tier == "A":
-            os.rmdir(self.base)
 
     def _wait_until_ready(self) -> None:
         self.control.settimeout(START_S)
@@ -74,10 +70,11 @@ class Client:
 
     def run(self, request: dict) -> Ending:
         """One program. Raises SandboxError where it could not be run to its end."""
+        most_s = zygote.WALL * request["timeout_s"] + GRACE_S
         try:
             with ExitStack() as cleanup:
                 caller, readers = self._send(request, cleanup)
-                reply, outputs = _collect(caller, readers, time.monotonic() + request["most_s"] + GRACE_S)
+                reply, outputs = _collect(caller, readers, time.monotonic() + most_s)
         except (OSError, EOFError) as error:
             raise SandboxError(f"the program could not be run to its end: {error}") from None
         status, why = _outcome(reply, any(len(output) > zygote.MAX_OUTPUT for output in outputs))
@@ -86,15 +83,13 @@ class Client:
 
     def _send(self, request: dict, cleanup: ExitStack) -> tuple[socket.socket, list[int]]:
         """Hand the zygote a program: the socket on which it replies, and the pipes for stdout and stderr."""
-        scratch = ""
-        if self.tier != "A":
-            scratch = tempfile.mkdtemp(dir=self.base)
-            cleanup.callback(zygote.remove_tree, scratch)
+        scratch = tempfile.mkdtemp(dir=self.base)
+        cleanup.callback(zygote.remove_tree, scratch)
         caller, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         cleanup.callback(_let_go, caller)
         readers, writers = [], []
         with theirs, ExitStack() as sent:
-            program = sent.enter_context(_memory_file())
+            program = sent.enter_context(tempfile.TemporaryFile(buffering=0))
             program.write(marshal.dumps(request))
             program.seek(0)
             for _ in ("stdout", "stderr"):
@@ -105,7 +100,7 @@ class Client:
                     fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, zygote.MAX_OUTPUT)
                 readers.append(reader)
                 writers.append(writer)
-            message = struct.pack("dd", request["timeout_s"], request["most_s"]) + scratch.encode()
+            message = struct.pack("d", request["timeout_s"]) + scratch.encode()
             socket.send_fds(self.control, [message], [theirs.fileno(), program.fileno(), *writers])
         return caller, readers
 
@@ -118,13 +113,6 @@ class Client:
             self.process.kill()
             self.process.wait()
         zygote.remove_tree(self.base)
-
-
-def _memory_file() -> IO[bytes]:
-    """A file for a request; on the disk where Python was built for an older C library, as conda's is."""
-    if hasattr(os, "memfd_create"):
-        return open(os.memfd_create("request"), "w+b", buffering=0)
-    return tempfile.TemporaryFile(buffering=0)
 
 
 def _collect(caller: socket.socket, readers: Sequence[int], deadline: float) -> tuple[dict, list[bytearray]]:

@@ -1,10 +1,9 @@
-"""Linux confinement through ctypes: namespaces, Landlock, a seccomp allow-list, resource limits.
+"""Linux confinement through ctypes: Landlock, a seccomp allow-list, resource limits.
 
 Loaded by the zygote only, before any untrusted code; needs no privilege and no binary. Every function raises
 OSError where the kernel refuses, so that a missing layer is noticed and never skipped. Leaves out everything
-but Linux on x86_64 and aarch64. Sources: man 2 seccomp, man 7 landlock, man 7 user_namespaces, man 2
-pivot_root; system call numbers from the kernel's unistd headers (x86_64 and the generic table that aarch64
-uses).
+but Linux on x86_64 and aarch64. Sources: man 2 seccomp, man 7 landlock; system call numbers
+from the kernel's unistd headers (x86_64 and the generic table that aarch64 uses).
 """
 
 import ctypes
@@ -31,17 +30,9 @@ def _syscall(number: int, *arguments: int | bytes | ctypes.Array | None) -> int:
     return _checked(_libc.syscall(ctypes.c_long(number), *words), f"system call {number}")
 
 
-# ---- what Pythons that were built for an older C library lack, as conda's
-def memory_file(name: str) -> int:
-    """A file in memory, closed in programs that this one becomes."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(name)
-    return _syscall({"x86_64": 319, "aarch64": 279}[platform.machine()], name.encode(), 1)
-
-
 def process_handle(process: int) -> int:
-    """A file that can be read once the process has ended."""
-    return os.pidfd_open(process) if hasattr(os, "pidfd_open") else _syscall(434, process, 0)
+    """A file that can be read once the process has ended; a conda Python has no name for the call."""
+    return _syscall(434, process, 0)
 
 
 # ---- seccomp
@@ -86,6 +77,8 @@ clone 56 220,clone3 435 435,kill 62 129,tkill 200 130,tgkill 234 131,prlimit64 3
 ioctl 16 29,fcntl 72 25,socketpair 53 199,sendto 44 206
 """
 _CLONE_THREAD, _CLONE_NEW = 0x10000, 0x7E020080  # every CLONE_NEW* flag
+_AF_UNIX = _SOCK_STREAM = 1
+_WORD, _WHOLE = 2**32 - 1, 2**64 - 1  # an argument's low half, where the kernel reads an int, and all of it
 _PRCTL = (15, 16, 3, 0x53564D41)  # PR_SET_NAME, PR_GET_NAME, PR_GET_DUMPABLE, PR_SET_VMA
 _IOCTL = (
     0x5401,
@@ -98,7 +91,7 @@ _IOCTL = (
 _FCNTL = (*range(8), 36, 37, 38, 1030, 1032)  # descriptors, flags, locks; no owner, signal, lease, pipe size
 _NEWEST = 440  # numbers from here on are unknown to this table: ENOSYS lets the C library fall back
 _EPERM, _ENOSYS, _ENOTSUP = 1, 38, 95
-_LOAD, _JEQ, _JGT, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x25, 0x35, 0x45, 0x54, 0x06
+_LOAD, _JEQ, _JGT, _JGE, _AND, _RET = 0x20, 0x15, 0x25, 0x35, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 _Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, constant
@@ -113,6 +106,16 @@ def _numbers(table: str, column: int) -> dict[str, int]:
 
 def _argument(index: int, high: bool = False) -> _Instruction:
     return _LOAD, 0, 0, 16 + 8 * index + 4 * high
+
+
+def _allow_if(argument: int, mask: int, value: int) -> list[_Instruction]:
+    """EPERM where an argument's bits under the mask have another value; else go on with what follows."""
+    rules: list[_Instruction] = []
+    for high in (False, True):
+        bits, wanted = (number >> 32 * high & _WORD for number in (mask, value))
+        if bits:
+            rules += [_argument(argument, high), (_AND, 0, 0, bits), (_JEQ, 1, 0, wanted), _DENY]
+    return rules
 
 
 def _one_of(index: int, values: Iterable[int]) -> list[_Instruction]:
@@ -152,19 +155,16 @@ def _rules(column: int) -> dict[int, list[_Instruction]]:
     rules = dict.fromkeys(_numbers(_ALLOWED, column).values(), [_PASS])
     rules |= dict.fromkeys(_numbers(_PRETENDED, column).values(), [(_RET, 0, 0, _ERRNO)])
     rules |= dict.fromkeys(_numbers(_ABSENT, column).values(), [(_RET, 0, 0, _ERRNO | _ENOTSUP)])
-    threads_only = [_argument(0), (_JSET, 2, 0, _CLONE_NEW), (_JSET, 0, 1, _CLONE_THREAD), _PASS, _DENY]
-    # AF_UNIX, SOCK_STREAM: asyncio's own wake-up pipe
-    stream = [_argument(0), (_JEQ, 0, 3, 1), _argument(1), (_AND, 0, 0, 0xF), (_JEQ, 1, 0, 1), _DENY, _PASS]
-    no_address = [_argument(4), (_JEQ, 0, 2, 0), _argument(4, high=True), (_JEQ, 1, 0, 0), _DENY, _PASS]
     checked = {
-        "clone": threads_only,
+        "clone": [*_allow_if(0, _CLONE_THREAD | _CLONE_NEW, _CLONE_THREAD), _PASS],
         "clone3": _UNKNOWN,
         "prlimit64": _one_of(0, [0]),
         "prctl": _one_of(0, _PRCTL),
         "ioctl": _one_of(1, _IOCTL),
         "fcntl": _one_of(1, _FCNTL),
-        "socketpair": stream,
-        "sendto": no_address,
+        # asyncio's own wake-up pipe, and what is sent through it: to no address
+        "socketpair": [*_allow_if(0, _WORD, _AF_UNIX), *_allow_if(1, 0xF, _SOCK_STREAM), _PASS],
+        "sendto": [*_allow_if(4, _WHOLE, 0), _PASS],
     }
     numbers = _numbers(_CHECKED, column)
     return rules | {numbers[name]: instructions for name, instructions in checked.items()}
@@ -247,106 +247,6 @@ class Ruleset:
 
     def close(self) -> None:
         os.close(self.handle)
-
-
-# ---- namespaces
-_NEWNS, _NEWIPC, _NEWUTS = 0x20000, 0x8000000, 0x4000000
-_NEWUSER, _NEWPID, _NEWNET = 0x10000000, 0x20000000, 0x40000000
-_MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE = 2, 4, 0x1000, 0x4000, 0x40000
-_MOUNT_SETATTR = 442
-_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
-NOBODY = 1000  # the user that programs see
-
-
-def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
-    names = source.encode(), target.encode(), kind.encode()
-    _checked(_libc.mount(*names, ctypes.c_ulong(flags), options.encode()), f"mount {target}")
-
-
-def enter_namespaces() -> None:
-    """New user, mount, network, IPC and host-name namespaces, and a new process tree for what is forked."""
-    uid, gid = os.geteuid(), os.getegid()
-    _checked(_libc.unshare(_NEWUSER | _NEWNS | _NEWNET | _NEWIPC | _NEWUTS | _NEWPID), "unshare")
-    maps = {"setgroups": "deny", "uid_map": f"{NOBODY} {uid} 1", "gid_map": f"{NOBODY} {gid} 1"}
-    for name, text in maps.items():
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
-    _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
-
-
-def change_root(
-    root: str, scratch: str, visible: Iterable[str], hidden: Iterable[str], visible_again: Iterable[str]
-) -> None:
-    """Make an empty file system with read-only views of ``visible`` less ``hidden`` this process' root."""
-    _mount("tmpfs", root, "tmpfs", _MS_NOSUID, "mode=755,size=1m")
-
-    def show(path: str) -> None:
-        target = root + path
-        if not os.path.lexists(path) or os.path.lexists(target) and path not in visible_again:
-            return
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        if os.path.islink(path):
-            os.symlink(os.readlink(path), target)
-            return
-        if os.path.isdir(path):
-            os.makedirs(target, exist_ok=True)
-        else:
-            os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
-        _mount(path, target, "", _MS_BIND | _MS_REC)
-
-    for path in visible:
-        show(path)
-    for path in hidden:
-        if os.path.isdir(root + path):
-            _mount("tmpfs", root + path, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=755,size=1m")
-    for path in visible_again:
-        show(path)
-    os.makedirs(root + scratch, exist_ok=True)
-    read_only_nosuid = struct.pack("=QQQQ", 1 | 2, 0, 0, 0)
-    _syscall(_MOUNT_SETATTR, -100, root.encode(), 0x8000, read_only_nosuid, 32)
-    os.chdir(root)
-    _syscall(_PIVOT_ROOT[platform.machine()], b".", b".")
-    _checked(_libc.umount2(b".", 2), "umount")  # MNT_DETACH: the old root goes
-    os.chdir("/")
-
-
-def fork_tree(tree: int) -> int:
-    """Fork the first process of a tree of its own; ``tree`` is this process' /proc/self/ns/pid, opened.
-
-    Raises OSError where nothing was forked, RuntimeError where this process could not go on forking.
-    """
-    _checked(_libc.unshare(_NEWPID), "unshare")
-    child = -1
-    try:
-        child = os.fork()
-        return child
-    finally:
-        if child and _libc.setns(tree, _NEWPID):
-            raise RuntimeError("setns: no way back into the process tree")
-
-
-def enter_call(scratch: str, scratch_bytes: int, scratch_files: int) -> None:
-    """For one call: an empty, bounded folder that goes with this process."""
-    _checked(_libc.unshare(_NEWNS), "unshare")
-    options = f"size={scratch_bytes},nr_inodes={scratch_files},mode=700"
-    _mount("tmpfs", scratch, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
-
-
-# ---- memory
-_HUGE = 2 * 2**20  # bytes of a huge page, with pages of 4 KiB
-_COLLAPSE = 25  # MADV_COLLAPSE, from Linux 6.1 on
-
-
-def join_pages() -> None:
-    """Put this process' memory into huge pages where possible: a fork then copies one pointer for 512."""
-    with open("/proc/self/maps") as maps:
-        rows = [line.split() for line in maps]
-    for span, access, *rest in rows:
-        if access == "rw-p" and rest[3:] in ([], ["[heap]"]):
-            start, end = (int(address, 16) for address in span.split("-"))
-            start, end = -(-start // _HUGE) * _HUGE, end // _HUGE * _HUGE
-            if start < end:  # where the kernel does not, it stays as it is
-                _libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _COLLAPSE)
 
 
 # ---- limits and rights

@@ -1,4 +1,4 @@
-"""What programs in tiers A and B may read: the interpreter, its libraries and PACKAGES.
+"""What programs may read: the interpreter, its libraries and PACKAGES.
 
 Leaves out every other installed package, which is as if it were not there.
 """
@@ -37,7 +37,7 @@ def _installed() -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def zygote_settings() -> dict:
-    """Paths to show and to hide, Landlock's rules for them, and where modules are looked for."""
+    """Landlock's rules for what may be read, and where modules are looked for."""
     paths = sysconfig.get_paths()
     stdlib = os.path.realpath(paths["stdlib"])
     sites = {os.path.realpath(paths[key]) for key in ("purelib", "platlib")}
@@ -45,18 +45,12 @@ def zygote_settings() -> dict:
     installed = _installed()
     ours = [f"{installed[name]}/{name}{suffix}" for name in installed for suffix in ("", ".py", ".libs")]
     packages = [path for path in ours if os.path.exists(path)]
-    visible = [*filter(os.path.exists, LIBRARIES), stdlib, *DATA, *DEVICES]
+    roots = [*filter(os.path.exists, LIBRARIES), stdlib, *DATA, *DEVICES, *packages]
     rules = [(folder, "list") for folder in installed.values()]  # to look for the packages, and no more
-    rules += [rule for root in (*visible, *packages) for rule in _rules(root, hidden, packages)]
+    rules += [rule for root in roots for rule in _rules(root, hidden, packages)]
     beside_stdlib = [p for p in sys.path if p and os.path.realpath(p).startswith(os.path.dirname(stdlib))]
-    # where Python itself lies in /tmp, an empty /tmp would hide it
-    in_tmp = any(path.startswith("/tmp/") for path in (*visible, *packages))
     return {
-        "visible": visible,
-        "hidden": hidden,
-        "packages": packages,
         "rules": list(dict.fromkeys(rules)),
-        "scratch": "/scratch" if in_tmp else "/tmp",
         "path": [path for path in beside_stdlib if os.path.realpath(path) not in hidden],
         "installed": installed,
     }

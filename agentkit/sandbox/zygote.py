@@ -17,6 +17,7 @@ import itertools
 import json
 import linecache
 import marshal
+import math
 import os
 import resource
 import select
@@ -42,13 +43,15 @@ else:
 
 MAX_OUTPUT = 256 * 1024  # bytes of stdout and of stderr that are kept; more ends the program
 MAX_THREADS = 128
-MAX_FILES, MAX_FILE_BYTES, MAX_DISK = 1_000, 32 * 2**20, 64 * 2**20  # in the scratch folder
-MAX_LEVELS = 50  # of folders there, in tier B
+MAX_FILES, MAX_FILE_BYTES, MAX_DISK = 1_000, 32 * 2**20, 64 * 2**20  # in a program's folder
+MAX_LEVELS = 50  # of folders there
 OPEN_FILES = 128
 SPARE = 16 * 2**20  # bytes of address space for reporting a MemoryError
 MEMORY_EXIT = 86  # exit status of a program that ended with a MemoryError
 WATCH_S = 0.02  # how often threads and files are counted
-BUSY_SHARE = 0.5  # of its time; a program that had less when patience ended is not judged
+WALL = 3  # times its processor time a program may take on the clock, since it shares the cores
+LEAST_S = 0.01  # between two looks at a program's processor time
+LATE = "the time limit was reached"
 MAX_LINE = 500  # characters of a line of code in a traceback
 NAME = "main.py"  # what tracebacks call the program
 
@@ -67,15 +70,11 @@ class Installed:
 
 # ---- the zygote
 def serve(control: socket.socket, settings: dict) -> None:
-    """Set up the tier, say so, then run a program for every request, until the trainer is gone."""
-    private = settings["tier"] == "A"
+    """Get ready, say so, then run a program for every request, until the trainer is gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the trainer may ignore it
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # programs get a limit of their own
-    if private:
-        confine.enter_namespaces()
-        _go_on_as_child()  # before it grows: its memory is copied to every program
     _load_packages(settings)
     _open_streams()
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -84,32 +83,13 @@ def serve(control: socket.socket, settings: dict) -> None:
     with open("/proc/self/statm") as file:
         settings["mapped"] = int(file.read().split()[0]) * os.sysconf("SC_PAGESIZE")
     gc.collect()
-    confine.join_pages()
-    if private:
-        confine.change_root(
-            *(settings[name] for name in ("base", "scratch", "visible", "hidden", "packages"))
-        )
-        rules = [("/", confine.READ)]
-    else:
-        rules = [tuple(rule) for rule in settings["rules"]]
     confine.gain_nothing()
-    opened = confine.open_rules([*rules, ("/dev/null", confine.READ_WRITE)])
+    opened = confine.open_rules([*map(tuple, settings["rules"]), ("/dev/null", confine.READ_WRITE)])
     supervisor = Supervisor(control, settings, opened, proc)
     gc.freeze()  # keeps the collector from touching, and so copying, every page in every fork
     control.sendall(b"ready")
     supervisor.work()
-    if not private:
-        remove_tree(settings["base"])
-
-
-def _go_on_as_child() -> None:
-    """Return as the first process of the new process tree, which takes the tree with it."""
-    child = os.fork()
-    if child:
-        os.closerange(3, 1 << 20)
-        os.waitpid(child, 0)
-        os._exit(0)
-    confine.die_with_parent()
+    remove_tree(settings["base"])
 
 
 def _load_packages(settings: dict) -> None:
@@ -154,14 +134,21 @@ def _open_streams() -> None:
 class Call:
     """One program: its process, the socket of its caller, and the bound that it broke, if any."""
 
-    def __init__(
-        self, process: int, connection: socket.socket, limits: tuple[float, float], scratch: str, start: float
-    ):
+    def __init__(self, process: int, connection: socket.socket, timeout_s: float, scratch: str, start: float):
         self.process, self.connection, self.scratch = process, connection, scratch
-        self.timeout_s, self.most_s = limits
-        self.start, self.deadline, self.looked = start, start + self.timeout_s, start
+        self.timeout_s, self.start, self.looked = timeout_s, start, start
+        self.end, self.due = start + WALL * timeout_s, start + timeout_s  # to stop it, to ask for its time
         self.pidfd = confine.process_handle(process)  # readable when it has ended
         self.broke = self.why = ""
+
+    def stop_if_late(self, now: float) -> None:
+        """Kill it where its processor time, or on the clock WALL times that, is over."""
+        if now >= self.due:
+            clock = ~self.process << 3 | 2  # the processor time of all its threads: man 3 clock_getcpuclockid
+            left_s = self.timeout_s - time.clock_gettime(clock)
+            self.due = min(self.end, now + max(left_s, LEAST_S))
+            if left_s <= 0 or now >= self.end:
+                self.stop("timeout", LATE)
 
     def stop(self, broke: str, why: str) -> None:
         """Kill the program, for the first bound that it broke."""
@@ -170,9 +157,11 @@ class Call:
         os.kill(self.process, signal.SIGKILL)  # not waited for yet, so the number is still its own
 
     def finish(self) -> None:
-        _, status = os.waitpid(self.process, 0)
+        _, status, used = os.wait4(self.process, 0)
         os.close(self.pidfd)
         code, seconds = os.waitstatus_to_exitcode(status), time.monotonic() - self.start
+        if not self.broke and code == -signal.SIGKILL and used.ru_utime + used.ru_stime >= self.timeout_s:
+            self.broke, self.why = "timeout", LATE  # the kernel was first, as with many threads
         reply(self.connection, broke=self.broke, why=self.why, seconds=seconds, exit=code)
 
 
@@ -186,10 +175,9 @@ class Supervisor:
 
     def __init__(self, control: socket.socket, settings: dict, opened: list, proc: int):
         self.control, self.settings, self.opened, self.proc = control, settings, opened, proc
-        self.process, self.private = os.getpid(), settings["tier"] == "A"
+        self.process = os.getpid()
         self.filter = confine.Filter()
         self.ruleset: confine.Ruleset | None = None  # for the next program
-        self.tree = os.open("self/ns/pid", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc) if self.private else -1
         self.calls: dict[int, Call] = {}  # by pidfd
         self.callers: dict[int, Call] = {}  # by the caller's socket, as long as the caller is there
         self.next_look = 0.0
@@ -199,12 +187,13 @@ class Supervisor:
     def work(self) -> None:
         """Until the trainer is gone."""
         while True:
-            self._stop_late_ones()
+            for call in self._running():
+                call.stop_if_late(time.monotonic())
             self._look_at_one()
-            events = dict(self.poll.poll(self._patience()))
+            events = dict(self.poll.poll(self._idle_ms()))
             if not events and not self.ruleset:  # not at once, which would hold up the last program
                 with suppress(OSError):  # without descriptors, say: only the next program is refused
-                    self.ruleset = confine.Ruleset(self.opened)  # hundreds of rules in tier B
+                    self.ruleset = confine.Ruleset(self.opened)  # hundreds of rules
             request = events.pop(self.control.fileno(), None)
             for handle in events:
                 self._handle(handle)
@@ -216,18 +205,6 @@ class Supervisor:
 
     def _running(self) -> list[Call]:
         return [call for call in self.calls.values() if not call.broke]
-
-    def _stop_late_ones(self) -> None:
-        now = time.monotonic()
-        for call in self._running():
-            waited = 0.0
-            if now >= call.deadline and call.most_s > call.timeout_s:
-                waited = self._waited(call)
-                call.deadline = call.start + min(call.timeout_s + waited, call.most_s)
-            if now - call.start >= call.most_s and call.most_s - waited < BUSY_SHARE * call.timeout_s:
-                call.stop("refused", f"the machine is too busy: {call.most_s:g} s were not enough")
-            elif now >= call.deadline:
-                call.stop("timeout", "the time limit was reached")
 
     def _look_at_one(self) -> None:
         """Count threads and files of one program: what a program left may take long to count."""
@@ -244,31 +221,16 @@ class Supervisor:
         """Which bound the program broke, or nothing."""
         left = MAX_DISK
         with suppress(OSError, ValueError):  # it has just ended
-            pid = self._pid(call)
-            if os.stat(f"{pid}/task", dir_fd=self.proc).st_nlink - 2 > MAX_THREADS:
+            if os.stat(f"{call.process}/task", dir_fd=self.proc).st_nlink - 2 > MAX_THREADS:
                 return f"more than {MAX_THREADS} threads"
-            left -= 0 if self.private else self._nameless(pid)
-        if self.private or (left >= 0 and within(call.scratch, MAX_FILES, left)):
+            left -= self._nameless(call.process)
+        if left >= 0 and within(call.scratch, MAX_FILES, left):
             return ""
         return f"more than {MAX_FILES} files, {MAX_DISK >> 20} MiB or {MAX_LEVELS} levels of folders"
 
-    def _waited(self, call: Call) -> float:
-        """Seconds in which a program could have run and had no core, as Linux counts them."""
-        with suppress(OSError, ValueError):  # it has just ended, or this kernel does not count
-            pid = self._pid(call)
-            alone = os.stat(f"{pid}/task", dir_fd=self.proc).st_nlink == 3  # threads wait for each other too
-            with open(os.open(f"{pid}/schedstat", os.O_RDONLY, dir_fd=self.proc)) as file:
-                return alone * int(file.read().split()[1]) / 1e9
-        return 0.0
-
-    def _pid(self, call: Call) -> str:
-        """Raises OSError or ValueError for a process that has ended."""
-        with open(os.open(f"self/fdinfo/{call.pidfd}", os.O_RDONLY, dir_fd=self.proc)) as file:
-            return file.read().split("Pid:")[1].split()[0]  # in /proc, whose process tree may be another one
-
-    def _nameless(self, pid: str) -> int:
+    def _nameless(self, process: int) -> int:
         """Bytes of the files that a process holds open and that no folder lists any more."""
-        folder, blocks = os.open(f"{pid}/fd", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.proc), {}
+        folder, blocks = os.open(f"{process}/fd", os.O_RDONLY | os.O_DIRECTORY, dir_fd=self.proc), {}
         try:
             for name in os.listdir(folder):
                 with suppress(FileNotFoundError):  # it was closed while we looked
@@ -279,11 +241,11 @@ class Supervisor:
             os.close(folder)
         return sum(blocks.values())
 
-    def _patience(self) -> float | None:
+    def _idle_ms(self) -> float | None:
         """Milliseconds until there is something to do unasked; None for ever."""
         if not self.ruleset:
             return 1
-        deadlines = [call.deadline for call in self._running()]
+        deadlines = [call.due for call in self._running()]
         if not deadlines:
             return None
         return 1000 * max(0.0, min(*deadlines, self.next_look) - time.monotonic()) + 1
@@ -304,12 +266,12 @@ class Supervisor:
         message, handles, _, _ = socket.recv_fds(self.control, 4096, 4)
         if not message:
             return False
-        start, scratch = time.monotonic(), message[16:].decode() or self.settings["scratch"]
+        start, scratch = time.monotonic(), message[8:].decode()
         caller, program, stdout, stderr = handles
         connection = socket.socket(fileno=caller)
         try:
             self.ruleset = self.ruleset or confine.Ruleset(self.opened)
-            child = confine.fork_tree(self.tree) if self.private else os.fork()
+            child = os.fork()
         except OSError as error:
             reply(connection, broke="refused", why=f"no process could be started: {error.strerror}")
             child = -1
@@ -327,7 +289,7 @@ class Supervisor:
         if child > 0:
             self.ruleset.close()
             self.ruleset = None
-            call = Call(child, connection, struct.unpack("dd", message[:16]), scratch, start)
+            call = Call(child, connection, *struct.unpack("d", message[:8]), scratch, start)
             self.calls[call.pidfd] = self.callers[caller] = call
             self.poll.register(call.pidfd, select.POLLIN)
             self.poll.register(caller, select.POLLRDHUP)
@@ -338,20 +300,16 @@ class Supervisor:
 def run_confined(supervisor: Supervisor, scratch: str, program: int) -> None:
     """In the program's process: confine it, then run the code as ``python main.py`` would, and exit."""
     os.setsid()  # a scheduling group of its own, where a session makes one: its threads weigh as one
-    if supervisor.private:
-        confine.enter_call(scratch, MAX_DISK, MAX_FILES)
     with io.FileIO(program) as file:
         request = marshal.loads(file.readall())
-    stdin = confine.memory_file("stdin")
-    os.write(stdin, request["stdin"].encode("utf-8", "surrogatepass"))
-    os.lseek(stdin, 0, os.SEEK_SET)
-    os.dup2(stdin, 0)
+    if request["stdin"]:
+        _read_from(os.path.join(scratch, "stdin"), request["stdin"])
     supervisor.ruleset.allow(confine.open_rules([(scratch, confine.READ_WRITE)]))
     os.chdir(scratch)
     confine.drop_rights()
     supervisor.ruleset.restrict()
     confine.die_with_parent()
-    if not supervisor.private and os.getppid() != supervisor.process:  # it died before that
+    if os.getppid() != supervisor.process:  # it died before that
         os._exit(1)
     for name, content in request["files"].items():
         os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
@@ -360,7 +318,7 @@ def run_confined(supervisor: Supervisor, scratch: str, program: int) -> None:
     confine.limit(
         supervisor.settings["mapped"] + request["memory_bytes"],
         SPARE,
-        int(request["timeout_s"] * (os.cpu_count() or 1)) + 2,
+        math.ceil(request["timeout_s"]) + 1,
         MAX_FILE_BYTES,
         OPEN_FILES,
     )
@@ -368,6 +326,15 @@ def run_confined(supervisor: Supervisor, scratch: str, program: int) -> None:
     os.closerange(3, 1 << 20)  # the last step that can fail: until here the caller is told
     os.environ["HOME"] = os.environ["TMPDIR"] = scratch
     _run(request["code"], scratch)
+
+
+def _read_from(path: str, text: str) -> None:
+    """Standard input with this text, in a file that has no name any more when the program starts."""
+    with open(path, "w+b") as file:
+        os.unlink(path)
+        file.write(text.encode("utf-8", "surrogatepass"))
+        file.seek(0)
+        os.dup2(file.fileno(), 0)
 
 
 def _run(code: str, scratch: str) -> None:

@@ -14,7 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from agentkit.records import SuiteError, Task
+from agentkit import sandbox
+from agentkit.recipe import listed
+from agentkit.records import SandboxError, SuiteError, Task
 from agentkit.runs import read_tasks, task_problem, with_progress, write_tasks
 from agentkit.runs.files import located
 from agentkit.runs.labfile import blame
@@ -28,7 +30,7 @@ from agentkit.tasks.splits import assign_splits, entity_combinations, stratum
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.environments import CodeEnvironment, CorpusEnvironment
 from agentkit.tools.runtime import example
-from agentkit.trajectories import results_of
+from agentkit.trajectories import results_of, verifier_kind
 from agentkit.verifiers import KINDS, verify
 
 DEFAULT_FAMILIES = ("A", "B", "C")
@@ -98,15 +100,21 @@ class Suite:
         names = family_names(spec.get("families", DEFAULT_FAMILIES), known)
         n_tasks, seed = spec.get("n_tasks", 1200), spec.get("seed", 0)
         new = set(_listed(spec.get("new_templates", ())))
-        drafted, prompts = [], set()
+        drafted, prompts, left_out = [], set(), []
         for position, name in enumerate(names):
             count = n_tasks // len(names) + (position < n_tasks % len(names))
             rng = random.Random(f"{seed}-{name}")
             drafts = _draft_family(known[name], corpus, count, rng, name, prompts, new)
-            drafted += with_progress(drafts, f"family {name}", "task", count)
+            try:
+                drafted += with_progress(drafts, f"family {name}", "task", count)
+            except SandboxError as error:
+                left_out.append(name)
+                warnings.warn(f"family {name} is left out: {error}", stacklevel=2)
+        if len(left_out) == len(names):
+            raise SuiteError(f"every family needs the sandbox: {no_sandbox()}")
         for name in sorted(new - {stratum(task) for task in drafted}):
             warnings.warn(f"new_templates names {name!r}, of which no task was drafted", stacklevel=2)
-        environments = {name: known[name].environment for name in names}
+        environments = {name: known[name].environment for name in names if name not in left_out}
         suite = cls(assign_splits(drafted, random.Random(f"{seed}-splits")), environments)
         if new and not suite.split("train"):
             raise SuiteError("new_templates names every template that was drafted: none is left to train on")
@@ -129,6 +137,19 @@ class Suite:
         if self._audited is None or self._audited[0] != KINDS:
             self._audited = dict(KINDS), audit(self.tasks, self.environments)
         return [dict(row) for row in self._audited[1]]
+
+
+def no_sandbox() -> str:
+    return f"{sandbox.NONE}: {sandbox.missing()}; {sandbox.WAY_OUT}"
+
+
+def that_can_be_judged(tasks: Sequence[Task]) -> list[Task]:
+    """The tasks without those whose verifier runs programs, where there is no sandbox; and a warning then."""
+    families = sorted({task.family for task in tasks if verifier_kind(task) == "code"})
+    if not families or not sandbox.missing():
+        return list(tasks)
+    warnings.warn(f"{', '.join(families)} left out: {no_sandbox()}", stacklevel=2)
+    return [task for task in tasks if task.family not in families]
 
 
 def _file(path: str | Path) -> Path:
@@ -163,8 +184,7 @@ def family_names(names: Any, known: Mapping[str, Family]) -> list[str]:
 
 
 def _listed(names: str | Sequence[Any]) -> list[str]:
-    text = names if isinstance(names, str) else ",".join(map(str, names))
-    return [name.strip() for name in text.split(",") if name.strip()]
+    return listed(names if isinstance(names, str) else ",".join(map(str, names)))
 
 
 def _check_spec(spec: Any) -> None:
@@ -210,6 +230,8 @@ def _draft_family(
         try:
             calls = _solved(task, family)
         except PlanError as error:
+            if sandbox.NONE in str(error):
+                raise SandboxError(no_sandbox()) from None
             why = f" (last failure: {error})"
             continue
         misses, full, found = 0, "", found + 1

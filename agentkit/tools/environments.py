@@ -112,7 +112,7 @@ class CodeEnvironment(Stateless):
 
     system_prompt = 'Write the code, test it with python, and end with a line "Answer: ...".'
 
-    @tool(max_concurrent=AT_ONCE)
+    @tool(timeout_s=20, max_concurrent=AT_ONCE)  # 5 processor seconds, three times that on the clock
     def python(self, code: str) -> str:
         """Run Python.
 
@@ -127,8 +127,7 @@ class InterpreterEnvironment(Stateless):
 
     system_prompt = 'Solve the problem, run code with code_interpreter, and end with a line "Answer: ...".'
 
-    # the program's own limit is 30 s; a busy machine starts it late
-    @tool(timeout_s=60, max_concurrent=AT_ONCE)
+    @tool(timeout_s=100, max_concurrent=AT_ONCE)  # 30 processor seconds, three times that on the clock
     def code_interpreter(self, code: str) -> str:
         """Run Python. It shows what is printed and the value of a last expression.
 
@@ -157,7 +156,7 @@ class WorkbenchEnvironment(CorpusEnvironment):
         """An empty workspace."""
         self._workspace = Workspace()
 
-    @tool(max_concurrent=AT_ONCE)
+    @tool(timeout_s=20, max_concurrent=AT_ONCE)  # 5 processor seconds, three times that on the clock
     def python(self, code: str) -> str:
         """Run Python.
 

@@ -1,4 +1,4 @@
-"""The sandbox against plain ``subprocess``: latency and throughput of each tier.
+"""The sandbox against plain ``subprocess``: latency and throughput.
 
 The peer of every case is ``subprocess.run([python, "-I", "-S", "-c", code])``, which confines nothing. They
 take turns. Seconds are wall clock as the caller sees them. Leaves out memory, and what the machine does
@@ -12,13 +12,12 @@ import sysconfig
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 from agentkit import sandbox
 from agentkit.records import SandboxError
 
-from .common import case, main, report, spread
+from .common import case, main, report
 
 PRINT = "print(1)"
 SYMPY = "import sympy\nprint(sympy.Integer(2) ** 10)"
@@ -30,7 +29,7 @@ Figures = dict[str, list[float]]  # by runner
 
 
 def bench_sandbox(quick: bool = False) -> dict[str, Any]:
-    """Cold and warm latency and runs a second of the strongest tier, ``others`` beside.
+    """Cold and warm latency and runs a second.
 
     ``ratio`` is ours / plain subprocess: below 1 is faster for cold and warm (ms), above 1 for throughput.
     """
@@ -46,21 +45,15 @@ def bench_sandbox(quick: bool = False) -> dict[str, Any]:
 
 
 def _runners() -> dict[str, Runner]:
-    """By name; a tier that does not work here is left out."""
-    best = sandbox.current_tier()
-    if best.name not in ("A", "B"):
-        raise SandboxError(f"there is no sandbox to measure here: {best.why}")
-    runners: dict[str, Runner] = {"subprocess": _subprocess}
-    for tier in ("A", "B"):
-        if sandbox.run_python(PRINT, tier=tier).status == "ok":
-            runners["ours" if tier == best.name else f"tier {tier}"] = partial(_confined, tier)
-    return runners
+    if why := sandbox.missing():
+        raise SandboxError(f"there is no sandbox to measure here: {why}")
+    return {"subprocess": _subprocess, "ours": _confined}
 
 
-def _confined(tier: str, code: str) -> str:
-    result = sandbox.run_python(code, tier=tier, timeout_s=60)
+def _confined(code: str) -> str:
+    result = sandbox.run_python(code, timeout_s=60)
     if result.status != "ok":
-        raise ValueError(f"tier {tier}: {result.status} {result.stderr}")
+        raise ValueError(f"{result.status} {result.stderr}")
     return result.stdout
 
 
@@ -113,10 +106,8 @@ def _throughput(runners: dict[str, Runner], batch: int, repeats: int) -> Figures
 
 
 def _case(name: str, unit: str, figures: Figures) -> dict[str, Any]:
-    others = {n: spread(values) for n, values in figures.items() if n not in ("ours", "subprocess")}
     p95 = {n: sorted(values)[int(0.95 * len(values))] for n, values in figures.items()}
-    tier = sandbox.current_tier().name
-    return case(name, unit, figures["ours"], figures["subprocess"], tier=tier, others=others, p95=p95)
+    return case(name, unit, figures["ours"], figures["subprocess"], p95=p95)
 
 
 if __name__ == "__main__":
