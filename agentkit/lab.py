@@ -22,7 +22,6 @@ import pandas as pd
 
 from agentkit import verifiers
 from agentkit.evaluation import Comparison, Samples, compare, compare_by, html, tables
-from agentkit.recipe import listed
 from agentkit.records import DataError, Task, Trajectory
 from agentkit.rewards import Reward, check_reward, from_recipe, judged_again, of_environments, score_all
 from agentkit.rollouts import Limits, prompt_lengths, rollout
@@ -114,16 +113,9 @@ class Lab:
         """The lab that a run was made with, from the recipe in its manifest."""
         return cls.open(Recipe.of(run))
 
-    def with_reward(self, **changes: Any) -> Self:
-        """This lab under other reward keys, such as ``reward="toolrl"``; the weights of its own preset are
-        left behind.
-
-        Raises:
-            RecipeError: a change is no recipe key or not a value of it.
-        """
-        kept = {name: value for name, value in self.recipe.used().items() if not name.startswith("reward")}
-        Recipe.from_mapping(changes)  # whether they go together; the run was made, whatever else it holds
-        return replace(self, recipe=Recipe.from_mapping(kept | changes))
+    def with_reward(self, reward: str | Mapping[str, float]) -> Self:
+        """This lab under another ``reward``, a preset or weights. Raises RecipeError."""
+        return replace(self, recipe=Recipe.from_mapping(self.recipe.used() | {"reward": reward}))
 
     def extended(self, families: Mapping[str, Family] | None = None, rewards: Reward | None = None) -> Self:
         """This lab with more families or rewards, to try out in a notebook: no other process knows them."""
@@ -334,11 +326,11 @@ class Lab:
 
     def train_tasks(self, suite: Suite) -> list[Task]:
         """The tasks that GRPO trains on: of split train, of ``train_difficulty``, and not sifted out."""
-        levels = listed(self.recipe.train_difficulty)
+        levels = self.recipe.train_difficulty
         tasks = [task for task in suite.split("train") if not levels or task.difficulty in levels]
         if not tasks:
             raise RecipeError(
-                f"no training task is {self.recipe.train_difficulty or 'there'}: set train_difficulty anew"
+                f"no training task is {', '.join(levels) or 'there'}: set train_difficulty anew"
             )
         return learnable(tasks) if self.recipe.filter_rollouts else tasks
 
@@ -362,9 +354,7 @@ class Lab:
             "temperature": recipe.temperature,
             "limits": limits,
             "tool_failures": recipe.tool_failures,
-            "tool_cache": None
-            if recipe.tool_cache == "off"
-            else ToolCache(os.path.expanduser(recipe.tool_cache or default_path())),
+            "tool_cache": ToolCache(default_path()),
         } | changes
 
     def rollout(self, tasks: Sequence[Task], policy: Policy, **changes: Any) -> list[Trajectory]:

@@ -25,7 +25,7 @@ from agentkit.records import RecipeError
 if TYPE_CHECKING:
     from agentkit.runs.run import Run
 
-Reward = Literal["plan", "none", "toolrl", "toolrla", "tcr", "tcr_paper"]
+Preset = Literal["plan", "none", "toolrl", "toolrla", "tcr", "tcr_paper"]
 Loss = Literal["grpo", "dapo", "dr_grpo", "bnpo", "cispo"]
 Mismatch = Literal[
     "auto", "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask",
@@ -34,15 +34,16 @@ Mismatch = Literal[
 Advantage = Literal[
     "group", "dr_grpo", "rloo", "batch_std", "reinforce_baseline", "gdpo", "difficulty", "turn", "step"
 ]
-REWARDS, LOSSES, MISMATCH, ADVANTAGES = map(get_args, (Reward, Loss, Mismatch, Advantage))
-FILES = (
-    "lab",
-    "tasks",
-    "model",
-    "chat_template",
-    "transcripts",
-    "gaia",
-)  # keys that may name a file or folder
+Flaw = Literal["skip_lookup", "wrong_operation", "in_head", "give_up", "malformed"]
+REWARDS, LOSSES, MISMATCH, ADVANTAGES = map(get_args, (Preset, Loss, Mismatch, Advantage))
+FILES = ("lab", "tasks", "model", "chat_template", "transcripts")  # keys that may name files
+_MOVED = (  # keys of earlier versions, and what has come in their place
+    ("flaw_", "flaws, a mapping such as flaws: {in_head: 0.4}"),
+    ("reward_", "reward, a preset or a mapping such as reward: {correctness: 1, format: 0.1}"),
+    ("overlong_buffer$", "an argument of a component, in a lab file"),
+    ("topology$|replicas$|tensor_parallel$", "servers that you start, with engine: server (agentkit serve)"),
+    ("run$", "the flag --run, or the variable run of a notebook"),
+)
 
 
 def _number(value: Any) -> Any:
@@ -52,13 +53,9 @@ def _number(value: Any) -> Any:
     return value
 
 
-def _joined(value: Any) -> Any:
-    """A list of names, or a number that is one, as text with commas."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if isinstance(value, list) and all(isinstance(name, str | int) for name in value):
-        return ",".join(map(str, value))
-    return ",".join(listed(value)) if isinstance(value, str) else value
+def _names(value: Any) -> Any:
+    """Names as a list, however they are written: one, several with commas, or a list."""
+    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
 Count = Annotated[int, Field(ge=0)]
@@ -67,13 +64,15 @@ Number = Annotated[float, BeforeValidator(_number)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 Weight = Annotated[Number, Field(ge=0)]
 Seconds = Annotated[Number, Field(gt=0)]
-Words = Annotated[str, BeforeValidator(_joined)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
+Word = Annotated[str, Field(pattern=r"^[\w.+-]+$")]
+Split = BeforeValidator(_names)
 Switch = Annotated[bool, BeforeValidator(lambda value: {"true": True, "false": False}.get(str(value), value))]
 OrOff = BeforeValidator(lambda value: "off" if value is False else value)  # YAML 1.1's reading of the word
 
 
-def _key(default: Any, help: str, *, stages: str = "3") -> Any:
-    """A key with its help, and the notebooks, by number, that it is handed to."""
+def _key(default: Any, help: str, stages: str = "3") -> Any:
+    """A key with its help, and the notebooks, by number, whose results depend on it."""
     return Field(default, description=help, json_schema_extra={"stages": stages})
 
 
@@ -82,112 +81,65 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    lab: str = _key(
-        "", "file with families, verifiers and rewards of your own (agentkit new)", stages="12345"
+    base: str = _key("", "another recipe, relative to this one, that this one begins from", "")
+    lab: str = _key("", "file with families, verifiers and rewards of your own (agentkit new)", "12345")
+    seed: Count = _key(0, "of every random choice but the suite's", "235")
+    # 01 tasks
+    families: Annotated[list[str], Split] = _key(["A", "B", "C"], "task families", "1")
+    n_tasks: Annotated[int, Field(ge=20)] = _key(1200, "tasks in the suite, split 70/15/15", "1")
+    suite_seed: Count = _key(0, "of the suite, so that seeds share one test", "1")
+    tasks: str = _key("", "in place of families: a tasks.jsonl, or a public data set such as gsm8k", "1")
+    new_templates: Annotated[list[str], Split] = _key(
+        [], "templates only the test has, such as A total4; reported apart", "1"
     )
-    seed: Count = _key(0, "of every random choice but the suite's", stages="235")
-    families: Words = _key("A,B,C", "task families, separated by commas", stages="1")
-    n_tasks: Annotated[int, Field(ge=20)] = _key(1200, "tasks in the suite, split 70/15/15", stages="1")
-    new_templates: Words = _key(
-        "", "templates only the test has, such as A total4, with commas; reported apart", stages="1"
-    )
-    suite_seed: Count = _key(0, "of the suite, so that seeds share one test", stages="1")
-    tasks: str = _key(
-        "", "in place of families: a tasks.jsonl, or a public data set such as gsm8k", stages="1"
-    )
-    model: str = _key("nano", "the agent: nano, a model folder or a hub name", stages="235")
-    max_turns: Positive = _key(10, "policy calls in one trajectory", stages="235")
-    max_turn_tokens: Annotated[int, Field(ge=4)] = _key(1024, "tokens sampled in one turn", stages="235")
-    max_tokens: Annotated[int, Field(ge=16)] = _key(
-        8192, "completion tokens, tool replies included", stages="235"
-    )
-    max_prompt_tokens: Count = _key(
-        0, "tokens of a prompt; tasks with a longer one are left out; 0: no limit", stages="235"
-    )
-    top_k: Positive = _key(3, "passages the search tool returns", stages="1235")
-    chat_template: str = _key(
-        "", "a file, the name of one that TRL ships, or training; empty: the model's own", stages="235"
-    )
-    template_arguments: Words = _key(
-        "", "what the chat template is called with, such as enable_thinking=false", stages="235"
-    )
-    tool_timeout_s: Seconds = _key(
-        10.0, "seconds a tool call may take, where the tool declares no limit", stages="235"
-    )
-    trajectory_timeout_s: Seconds = _key(
-        600.0, "seconds of wall clock for one trajectory; a longer one is not scored", stages="235"
-    )
-    max_observation: Annotated[int, Field(ge=16)] = _key(
-        500, "tokens of one tool reply; longer ones are cut (Search-R1's limit)", stages="235"
-    )
-    tool_cache: Annotated[str, OrOff] = _key(
-        "", "file of answers of pure tools; empty means the user's cache folder, off means none", stages="235"
-    )
-    tool_failures: Weight = _key(
-        0.0, "chance that a tool call fails for the moment; the same call repeated may work", stages="235"
-    )
-    temperature: Annotated[Number, Field(ge=0.05, le=2.0)] = _key(
-        0.7, "of sampling, in training and evaluation", stages="235"
-    )
-    max_batch: Positive = _key(128, "trajectories sampled together", stages="235")
-    engine: Literal["transformers", "vllm", "server", "unsloth"] = _key(
-        "transformers",
-        "what samples: transformers, vllm, server (agentkit serve) or unsloth (it also trains)",
-        stages="235",
-    )
-    server_urls: Words = _key(
-        "", "engine server: its replicas, separated by commas, such as http://localhost:8000", stages="235"
-    )
-    precision: Literal["auto", "float32", "bfloat16"] = _key(
-        "auto", "of the weights: float32, bfloat16, or auto: bfloat16 on a GPU, else float32", stages="235"
-    )
-    sync_threshold: Weight = _key(
-        0.0,
-        "mean nats engine and trainer may differ; 0: 0.001 in float32, 0.05 in half, no sudden jump",
-        stages="235",
-    )
-    engine_memory: Annotated[Number, Field(ge=0.01, le=0.99)] = _key(
-        0.3, "share of the GPU's memory for the engine; transformers: for keys and values", stages="235"
-    )
-    load_in_4bit: Switch = _key(
-        False, "engine unsloth: base weights in 4 bits while training; needs bitsandbytes"
-    )
-    deterministic: Switch = _key(
-        False,
-        "batches do not depend on timing: exact to the bit on a CPU, slower with slow tools",
-        stages="235",
-    )
-    sft: Switch = _key(False, "fine-tune the agent on demonstrations first", stages="235")
-    sft_tasks: Count = _key(0, "training tasks that are demonstrated; 0 is all", stages="2")
-    sft_transcripts: Positive = _key(2, "demonstrations for each training task", stages="2")
-    sft_tool_failures: Weight = _key(
-        0.0, "chance that a tool call fails while the expert demonstrates; see tool_failures", stages="25"
-    )
-    sft_epochs: Positive = _key(1, "passes over the demonstrations", stages="2")
-    sft_learning_rate: Share = _key(
-        0.0001, "peak learning rate of the cold start, after 10 steps", stages="2"
-    )
-    sft_batch: Positive = _key(16, "demonstrations in one optimiser step", stages="2")
-    sft_micro_batch: Positive = _key(
-        8, "demonstrations in one forward and backward pass, at most", stages="2"
-    )
-    flaw_skip_lookup: Share = _key(0.0, "chance to skip a lookup after the first", stages="2")
-    flaw_wrong_operation: Share = _key(0.0, "chance to use the wrong operation", stages="2")
-    flaw_in_head: Share = _key(0.0, "chance to compute without the calculator", stages="2")
-    flaw_give_up: Share = _key(0.0, "chance to give up before a lookup", stages="2")
-    flaw_malformed: Share = _key(0.0, "chance of a malformed call before the right one", stages="2")
-    test_samples: Positive = _key(4, "sampled trajectories for each test task", stages="25")
-    transcripts: str = _key("", "messages data set to imitate in place of the scripted expert", stages="2")
     filter_rollouts: Count = _key(
-        0,
-        "rollouts of each training task; what none or all solve is left out; 0 is off, 8 GRPO-TCR's",
-        stages="235",
+        0, "rollouts of each training task; what none or all solve is left out; 0: off", "235"
     )
-    measure_base: Switch = _key(
-        False, "measure the agent before its cold start too: base, SFT, RL", stages="2"
+    max_prompt_tokens: Count = _key(0, "tasks with a longer prompt are left out; 0: no limit", "235")
+    # the agent and its rollouts
+    model: str = _key("nano", "the agent: nano, a model folder or a hub name", "235")
+    chat_template: str = _key("", "a file, a name that TRL ships, or training; empty: the model's own", "235")
+    template_arguments: dict[Name, Word | bool | int | float] = _key(
+        {}, "what the chat template is called with, such as {enable_thinking: false}", "235"
     )
-    train_difficulty: Words = _key(
-        "", "easy, medium or hard tasks only, with commas; empty: all", stages="35"
+    max_turns: Positive = _key(10, "policy calls in one trajectory", "235")
+    max_turn_tokens: Annotated[int, Field(ge=4)] = _key(1024, "tokens sampled in one turn", "235")
+    max_tokens: Annotated[int, Field(ge=16)] = _key(8192, "completion tokens, tool replies included", "235")
+    max_observation: Annotated[int, Field(ge=16)] = _key(500, "tokens of one tool reply (Search-R1's)", "235")
+    top_k: Positive = _key(3, "passages the search tool returns", "1235")
+    tool_timeout_s: Seconds = _key(10.0, "of a tool call, where the tool declares no limit", "235")
+    trajectory_timeout_s: Seconds = _key(600.0, "of a trajectory; a longer one is not scored", "235")
+    tool_failures: Share = _key(0.0, "chance that a call fails for the moment; repeated it may work", "235")
+    temperature: Annotated[Number, Field(ge=0.05, le=2)] = _key(0.7, "of sampling, in every notebook", "235")
+    engine: Literal["transformers", "vllm", "server", "unsloth"] = _key(
+        "transformers", "what samples; servers are started by agentkit serve, unsloth also trains", "235"
+    )
+    server_urls: Annotated[list[str], Split] = _key(
+        [], "engine server: its replicas, such as http://localhost:8000", "235"
+    )
+    engine_memory: Annotated[Number, Field(gt=0, lt=1)] = _key(
+        0.3, "share of the GPU's memory for the engine; transformers: for keys and values", "235"
+    )
+    load_in_4bit: Switch = _key(False, "engine unsloth: base weights in 4 bits while training")
+    max_batch: Positive = _key(128, "trajectories sampled together", "235")
+    deterministic: Switch = _key(
+        False, "batches do not depend on timing: exact to the bit on a CPU, slower with slow tools", "235"
+    )
+    # 02 baseline
+    sft: Switch = _key(False, "fine-tune the agent on demonstrations first", "235")
+    sft_tasks: Count = _key(0, "training tasks that are demonstrated; 0 is all", "2")
+    sft_transcripts: Positive = _key(2, "demonstrations for each training task", "2")
+    sft_tool_failures: Share = _key(0.0, "tool_failures while the expert demonstrates", "25")
+    sft_epochs: Positive = _key(1, "passes over the demonstrations", "2")
+    sft_learning_rate: Share = _key(1e-4, "peak of the cold start, after 10 steps", "2")
+    sft_batch: Positive = _key(16, "demonstrations in one optimiser step", "2")
+    flaws: dict[Flaw, Share] = _key({}, "how often the expert errs, such as {in_head: 0.4}", "2")
+    transcripts: str = _key("", "messages data set to imitate in place of the scripted expert", "2")
+    test_samples: Positive = _key(4, "sampled trajectories for each test task", "25")
+    measure_base: Switch = _key(False, "measure the agent before its cold start too: base, SFT, RL", "2")
+    # 03 GRPO
+    train_difficulty: Annotated[list[Literal["easy", "medium", "hard"]], Split] = _key(
+        [], "train on easy, medium or hard tasks only; empty: all", "35"
     )
     steps: Positive = _key(200, "optimiser steps")
     epochs: Count = _key(
@@ -196,117 +148,64 @@ class Recipe(BaseModel):
     prompts_per_step: Positive = _key(8, "groups in one step")
     group_size: Annotated[int, Field(ge=2)] = _key(8, "trajectories in a group, G")
     micro_batch: Positive = _key(8, "trajectories in one forward and backward pass")
-    micro_batch_tokens: Count = _key(
-        0, "tokens in one such pass, the longest first, in place of micro_batch; 0 is off"
-    )
     minibatches: Positive = _key(1, "optimiser steps that one batch of rollouts is split into")
-    num_iterations: Positive = _key(1, "passes over each batch of rollouts")
-    learning_rate: Share = _key(1e-05, "of GRPO, for LoRA")
+    learning_rate: Share = _key(1e-5, "of GRPO, for LoRA")
     lr_schedule: Literal["constant_with_warmup", "linear", "cosine"] = _key(
-        "constant_with_warmup", "of GRPO: constant_with_warmup, linear or cosine (both end at zero)"
+        "constant_with_warmup", "of GRPO; linear and cosine end at zero"
     )
     warmup_steps: Count = _key(0, "steps of linear warm-up")
     max_grad_norm: Weight = _key(1.0, "gradient clipping")
     beta: Weight = _key(0.05, "weight of the KL penalty against the SFT reference")
-    loss_type: Loss = _key("grpo", "TRL's loss: grpo, dapo, dr_grpo, bnpo, cispo")
-    importance_level: Literal["token", "sequence"] = _key(
-        "token", "level of the probability ratio: token, or sequence (GSPO)"
-    )
+    loss_type: Loss = _key("grpo", "how token losses are averaged, as TRL names it")
     clip_epsilon: Share = _key(0.2, "clip range of the probability ratio")
-    clip_epsilon_high: Weight = _key(
-        0.0, "its upper side (clip-higher); 0 is clip_epsilon; cispo: cap of the ratio"
+    clip_epsilon_high: Weight = _key(0.0, "its upper side; 0 is clip_epsilon; cispo: cap of the ratio")
+    mismatch: Annotated[Mismatch, OrOff] = _key("auto", "weights where engine and trainer disagree")
+    lora_r: Positive = _key(16, "LoRA rank", "23")
+    lora_alpha: Positive = _key(32, "LoRA scale", "23")
+    reward: Preset | dict[str, Number] = _key(
+        "plan", "a preset, or weights of components such as {correctness: 1, format: 0.1}", "35"
     )
-    dual_clip: Weight = _key(0.0, "cap of the ratio where the advantage is negative, 3 is usual; 0 is off")
-    mismatch: Annotated[Mismatch, OrOff] = _key(
-        "auto", "weights where engine and trainer disagree; auto: token_truncate where they can"
-    )
-    mismatch_cap: Annotated[Number, Field(ge=1, le=1000)] = _key(2.0, "largest weight, C")
-    mismatch_floor: Share = _key(0.0, "smallest weight; IcePop's mask takes 0.5 and a cap of 5")
-    share_prefixes: Switch = _key(
-        True, "compute what trajectories have in common once: as exact, and faster", stages="23"
-    )
-    lora_r: Positive = _key(16, "LoRA rank", stages="23")
-    lora_alpha: Positive = _key(32, "LoRA scale", stages="23")
-    reward: Reward = _key("plan", "preset: plan, none, toolrl, toolrla, tcr, tcr_paper", stages="35")
-    reward_combine: Literal["sum", "product"] = _key(
-        "sum", "how weighted components become one number: sum or product", stages="35"
-    )
-    reward_correctness: Annotated[Number, Field(ge=-100, le=100)] = _key(
-        1.0, "plan: weight of the verifier's verdict", stages="35"
-    )
-    reward_format: Annotated[Number, Field(ge=-100, le=100)] = _key(
-        0.1, "plan: weight of the share of tool calls that ran", stages="35"
-    )
-    reward_efficiency: Annotated[Number, Field(ge=-100, le=100)] = _key(
-        1.0, "plan: weight of -0.02 a turn when correct", stages="35"
-    )
-    reward_process: Annotated[Number, Field(ge=-100, le=100)] = _key(
-        0.0, "weight of the share of subgoals reached; 0 leaves it out", stages="35"
-    )
-    reward_overlong: Annotated[Number, Field(ge=-100, le=100)] = _key(
-        0.0, "weight of the soft overlong punishment; 0 leaves it out", stages="35"
-    )
-    overlong_buffer: Positive = _key(
-        256, "tokens below max_tokens from which overlong rewards fall", stages="35"
-    )
-    reward_judge: Annotated[Number, Field(ge=-100, le=100)] = _key(
-        0.0, "weight of a judging model's verdict; 0 leaves it out", stages="35"
-    )
-    reward_noise: Weight = _key(0.0, "standard deviation of noise in the reward; 0 is none, and is advised")
-    advantage: Advantage = _key(
-        "group",
-        "estimator: group, dr_grpo, rloo, batch_std, reinforce_baseline, gdpo, difficulty, turn, step",
-    )
-    turn_lambda: Weight = _key(1.0, "advantage turn: weight of the outcome in a turn")
-    step_weight: Weight = _key(
-        1.0, "advantage step: weight of the groups of turns that begin in the same state (GiGPO's steps)"
-    )
-    step_gamma: Share = _key(0.95, "advantage step: discount of the outcome, a turn")
+    advantage: Advantage = _key("group", "estimator of advantages")
     dead_groups: Literal["keep", "drop", "replace"] = _key(
-        "keep", "groups of equal rewards: keep, drop, or replace by fresh tasks"
+        "keep", "groups of equal rewards; replace takes fresh tasks"
     )
-    extra_rollouts: Weight = _key(1.0, "budget for replacing, as a multiple of a step's rollouts")
-    resample_correct: Switch = _key(False, "GRPO-RoC: sample twice the group, keep the cleanest right ones")
-    mask_void: Switch = _key(False, "leave trajectories with a turn without call and answer out of the loss")
     mask_truncated: Switch = _key(False, "leave truncated trajectories out of the loss")
-    hindsight_weight: Weight = _key(
-        0.0, "weight in GRPO's loss of imitating what code rollouts did achieve; 0 is off"
-    )
-    hindsight_keep: Annotated[Number, Field(ge=0.01, le=1)] = _key(
-        1.0, "share of a task's lessons that is imitated, those nearest to what was asked"
-    )
-    controls: Words = _key(
-        "", "what GRPO is compared with besides: sft_more (SFT on every task), rft; with commas", stages="5"
-    )
-    gaia: str = _key(
-        "", "a further test: the folder with GAIA's files, or hub; empty is none (agentkit gaia)", stages="5"
-    )
+    hindsight_weight: Weight = _key(0.0, "weight of imitating what code rollouts did achieve; 0: off")
     preflight: Annotated[Literal["refuse", "warn", "off"], OrOff] = _key(
         "refuse", "look before training: refuse a hopeless run, warn only, or off"
     )
-    report_to: Literal["none", "tensorboard", "wandb", "trackio"] = _key(
-        "none", "where metrics go besides the run folder: none, tensorboard, wandb or trackio"
-    )
     val_every: Positive = _key(10, "steps between validations")
     val_tasks: Positive = _key(60, "validation tasks used, spread over the suite")
+    save_every: Count = _key(5, "steps between checkpoints; 0 writes one only when training ends or stops")
+    report_to: Literal["none", "tensorboard", "wandb"] = _key("none", "where metrics go besides the run")
+    controls: Annotated[list[Literal["sft_more", "rft"]], Split] = _key(
+        [], "what GRPO is compared with besides: sft_more is SFT on every task", "5"
+    )
+    # several GPUs
+    gpus: Literal["auto"] | Positive = _key("auto", "how many to use; auto: all that are visible", "235")
+    processes: Positive = _key(1, "that train together, one a GPU; left out where GPUs are visible: all")
+    shard: Switch = _key(False, "spread the model's layers over the processes that train", "235")
+    # keys that go with the code that reads them
+    precision: Literal["auto", "float32", "bfloat16"] = _key("auto", "of the weights", "235")
+    sync_threshold: Weight = _key(0.0, "mean nats engine and trainer may differ; 0: by precision", "235")
+    micro_batch_tokens: Count = _key(0, "tokens in one pass, in place of micro_batch; 0 is off")
+    num_iterations: Positive = _key(1, "passes over each batch of rollouts")
+    importance_level: Literal["token", "sequence"] = _key("token", "of the probability ratio")
+    dual_clip: Weight = _key(0.0, "cap of the ratio where the advantage is negative; 0 is off")
+    mismatch_cap: Weight = _key(2.0, "largest weight, C")
+    mismatch_floor: Share = _key(0.0, "smallest weight")
+    share_prefixes: Switch = _key(True, "compute what trajectories have in common once", "23")
+    turn_lambda: Weight = _key(1.0, "advantage turn: weight of the outcome in a turn")
+    step_weight: Weight = _key(1.0, "advantage step: weight of the groups of turns")
+    step_gamma: Share = _key(0.95, "advantage step: discount of the outcome, a turn")
+    extra_rollouts: Weight = _key(1.0, "budget for replacing, as a multiple of a step's rollouts")
+    resample_correct: Switch = _key(False, "GRPO-RoC")
+    mask_void: Switch = _key(False, "leave trajectories with a void turn out of the loss")
+    hindsight_keep: Share = _key(1.0, "share of a task's lessons that is imitated")
     val_samples: Positive = _key(1, "sampled trajectories for each validation task")
-    resume: Literal["auto", "never"] = _key(
-        "auto", "auto: go on from the newest sound checkpoint; never: start anew, what is there is kept aside"
-    )
-    save_every: Count = _key(
-        5, "steps between checkpoints; 0 writes one only when training ends or is stopped"
-    )
-    until_solved: Switch = _key(False, "end training once every task of a step was solved by some rollout")
-    patience: Count = _key(0, "validations without improvement before training ends early; 0 is never")
-    gpus: Words = _key("auto", "GPUs to use: auto (all that are visible) or a number", stages="235")
-    processes: Positive = _key(
-        1, "processes that train together, one a GPU; left out where GPUs are visible: all"
-    )
-    shard: Switch = _key(
-        False,
-        "spread the model's layers over the processes that train, for models larger than a card",
-        stages="235",
-    )
+    resume: Literal["auto", "never"] = _key("auto", "from the newest sound checkpoint")
+    until_solved: Switch = _key(False, "end training once every task was solved")
+    patience: Count = _key(0, "validations without improvement before training ends early")
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -320,9 +219,7 @@ class Recipe(BaseModel):
         if odd := [name for name in values if not isinstance(name, str)]:
             raise RecipeError(f"unknown recipe key {odd[0]!r:.100}: a key is a word")
         recipe = cls(**values)
-        _template_arguments(recipe.template_arguments)
-        for rules in (_clipping, _engine, _larger_than_a_card, _reward, batch_rules):
-            refuse(rules(recipe))
+        refuse([*_rules(recipe), *batch_rules(recipe)])
         return recipe
 
     @classmethod
@@ -339,15 +236,6 @@ class Recipe(BaseModel):
         except RecipeError as error:
             raise RecipeError(f"{run.file('run.json')}: {error}") from None
 
-    def but(self, **changes: Any) -> Self:
-        """The recipe with other values, which are not checked."""
-        return self.model_copy(update=changes)
-
-    @property
-    def given(self) -> frozenset[str]:
-        """Names of the keys that were set."""
-        return frozenset(self.model_fields_set)
-
     @classmethod
     def from_notebook(cls, namespace: dict[str, Any]) -> Self:
         """The recipe of a notebook: the file or mapping ``recipe`` with ``changes``, both of its parameters
@@ -359,9 +247,7 @@ class Recipe(BaseModel):
         mine = {name: x for name, x in namespace.items() if isinstance(x, plain) and name[:1] != "_"}
         recipe, changes = mine.get("recipe"), mine.get("changes", {})
         if not isinstance(recipe, str | dict) or not isinstance(changes, dict):
-            raise RecipeError(
-                "recipe and changes are no longer what the parameters cell says: run it again first"
-            )
+            raise RecipeError("recipe is no longer what the parameters cell says: run that cell again first")
         if not namespace.get("_recipe_was_read"):  # later, variables of any name may stand there
             for name in mine.keys() - cls.model_fields.keys():
                 if close := difflib.get_close_matches(name, cls.model_fields, n=1, cutoff=0.75):
@@ -384,24 +270,31 @@ class Recipe(BaseModel):
 
     @classmethod
     def keys_of(cls, stage: str) -> list[str]:
-        """Names of the keys that a notebook such as "02_baseline" or "drawing" is handed."""
+        """Names of the keys that the results of a notebook such as "02_baseline" depend on."""
         letter = stage.removeprefix("0")[0]
         return [name for name, key in cls.keys().items() if letter in key.json_schema_extra["stages"]]
 
-    def planned(self, n_tasks: int) -> Self:
-        """The recipe with ``epochs`` over so many training tasks as steps.
+    def but(self, **changes: Any) -> Self:
+        """The recipe with other values, which are not checked."""
+        return self.model_copy(update=changes)
 
-        ``steps`` at its default is no limit: a notebook's parameters cell names it always.
-        """
+    def planned(self, n_tasks: int) -> Self:
+        """The recipe with ``epochs`` over so many training tasks as steps; 200 ``steps`` are no limit."""
         if not self.epochs:
             return self
-        batches = self.epochs * max(1, n_tasks // self.prompts_per_step)
-        steps = batches * self.minibatches * self.num_iterations
+        steps = (
+            self.epochs * max(1, n_tasks // self.prompts_per_step) * self.minibatches * self.num_iterations
+        )
         steps = steps if self.steps == self.keys()["steps"].default else min(steps, self.steps)
         return self.but(steps=steps, epochs=0)
 
+    @property
+    def given(self) -> frozenset[str]:
+        """Names of the keys that were set."""
+        return frozenset(self.model_fields_set)
+
     def used(self) -> dict[str, Any]:
-        """The parameters that were set, defaults of the notebook included."""
+        """The parameters that were set."""
         return {name: getattr(self, name) for name in self.keys() if name in self.given}
 
     def everything(self) -> dict[str, Any]:
@@ -409,28 +302,12 @@ class Recipe(BaseModel):
         return {name: getattr(self, name) for name in self.keys()}
 
     @property
-    def servers(self) -> list[str]:
-        """The replicas of engine server."""
-        return listed(self.server_urls)
-
-    @property
     def chat(self) -> tuple[str, dict[str, Any]]:
         """The chat template, a file where there is one, and what it is called with."""
         name = self.chat_template
         with contextlib.suppress(RecipeError):
             name = str(find_file(name)) if name else ""
-        return name, _template_arguments(self.template_arguments)
-
-    @property
-    def control_names(self) -> list[str]:
-        """Names of the control policies to train."""
-        return listed(self.controls)
-
-    @property
-    def flaws(self) -> dict[str, float]:
-        """The demonstrating expert's flaw rates."""
-        names = ("skip_lookup", "wrong_operation", "in_head", "give_up", "malformed")
-        return {name: getattr(self, f"flaw_{name}") for name in names}
+        return name, self.template_arguments
 
 
 # ---- keys that do not go together: whether a recipe breaks a rule, and the sentence that says so
@@ -443,87 +320,42 @@ def refuse(rules: Rules) -> None:
         raise RecipeError(broken[0])
 
 
-def _clipping(recipe: Recipe) -> Rules:
-    high, is_cispo = recipe.clip_epsilon_high or recipe.clip_epsilon, recipe.loss_type == "cispo"
+def _rules(recipe: Recipe) -> Rules:
+    engine, high = recipe.engine, recipe.clip_epsilon_high or recipe.clip_epsilon
+    odd = [url for url in recipe.server_urls if not re.fullmatch(r"https?://[^/@\s?#]+(/v1)?/?", url)]
+    shown = re.sub(r"//.*@", "//...@", "".join(odd[:1]))[:80]  # without a password
     return [
         (
-            is_cispo and high < 1,
-            "loss_type cispo caps the ratio itself at clip_epsilon_high, "
-            f"which is {high:g}; set it to 1 or more",
+            recipe.loss_type == "cispo" and high < 1,
+            f"loss_type cispo caps the ratio at clip_epsilon_high, which is {high:g}: set it to 1 or more",
         ),
-        (is_cispo and recipe.dual_clip, "loss_type cispo has no dual clip: leave dual_clip out"),
         (
-            0 < recipe.dual_clip <= 1 + high,
-            f"dual_clip is {recipe.dual_clip:g}; it must lie above 1 + the clip range = {1 + high:g}",
-        ),
-    ]
-
-
-def _engine(recipe: Recipe) -> Rules:
-    odd = next((url for url in recipe.servers if not re.fullmatch(r"https?://[^/@\s?#]+(/v1)?/?", url)), "")
-    shown = re.sub(r"//.*@", "//...@", odd)[:80]  # without a password
-    return [
-        (
-            (recipe.engine == "server") != bool(recipe.servers),
+            (engine == "server") != bool(recipe.server_urls),
             "engine server and server_urls belong together, as in: server_urls: http://localhost:8000",
         ),
         (odd, f"server_urls holds {shown!r}; use http://HOST:PORT, with no path, user or password"),
         (
-            recipe.load_in_4bit and recipe.engine != "unsloth",
-            f"load_in_4bit needs engine: unsloth, and engine is {recipe.engine!r}",
+            recipe.load_in_4bit and engine != "unsloth",
+            f"load_in_4bit needs engine: unsloth, and engine is {engine!r}",
         ),
         (
-            recipe.deterministic and recipe.engine != "transformers",
-            f"deterministic needs engine: transformers, and engine is {recipe.engine!r}",
+            recipe.deterministic and engine != "transformers",
+            f"deterministic needs engine: transformers, and engine is {engine!r}",
         ),
         (
-            recipe.processes > 1 and recipe.engine == "unsloth",
+            recipe.processes > 1 and engine == "unsloth",
             f"processes: {recipe.processes} is not for engine 'unsloth', which trains in one process on one "
             "card here: leave processes out, or use engine: vllm, which samples as fast",
         ),
         (
-            not re.fullmatch(r"auto|[1-9]\d{0,3}", recipe.gpus),
-            f"gpus is {recipe.gpus[:40]!r}; use auto, or how many, such as 2",
-        ),
-    ]
-
-
-def _larger_than_a_card(recipe: Recipe) -> Rules:
-    return [
-        (
-            recipe.shard and recipe.engine not in ("vllm", "server"),
-            f"shard does not go with engine: {recipe.engine}, which samples with the weights that are "
-            "trained: sharded ones are there only while all processes compute together. Use engine: vllm, "
-            "or server",
-        ),
-        (
-            recipe.gaia and recipe.shard,
-            "gaia measures in one process, on one card: leave it out where the model is larger than a card",
+            recipe.shard and engine not in ("vllm", "server"),
+            f"shard does not go with engine: {engine}, which samples with the weights that are trained, and "
+            "these are spread: use engine: vllm, or server",
         ),
         (
             recipe.shard and recipe.hindsight_weight,
             "shard does not go with hindsight_weight, whose batches are not as many in every process: leave "
             "one out",
-        ),
-    ]
-
-
-def _reward(recipe: Recipe) -> Rules:
-    weights, keys = ("reward_correctness", "reward_format", "reward_efficiency"), Recipe.keys()
-    changed = next((name for name in weights if getattr(recipe, name) != keys[name].default), "")
-    return [
-        (
-            changed and recipe.reward != "plan",
-            f"{changed} is a weight of reward plan, not of reward {recipe.reward}: leave it out",
-        ),
-        (
-            recipe.advantage == "gdpo" and recipe.reward_combine == "product",
-            "advantage: gdpo normalises each component by itself and adds them up, so that reward_combine: "
-            "product would do nothing: use sum, or advantage: group",
-        ),
-        (
-            recipe.reward_noise and (recipe.advantage == "gdpo" or recipe.reward_combine == "product"),
-            "reward_noise is added to the reward: use reward_combine: sum, and an advantage other than gdpo",
         ),
         (
             recipe.transcripts and not recipe.sft,
@@ -539,20 +371,11 @@ def batch_rules(recipe: Recipe) -> Rules:
     size = 1 if recipe.micro_batch_tokens else recipe.micro_batch
     share = rollouts // recipe.processes
     return [
-        (
-            0 < recipe.micro_batch_tokens < recipe.max_tokens,
-            f"micro_batch_tokens {recipe.micro_batch_tokens} is less than max_tokens {recipe.max_tokens}, "
-            "which one trajectory may have: raise it, or lower max_tokens",
-        ),
-        (
-            rollouts % size,
-            f"micro_batch {recipe.micro_batch} must divide prompts_per_step * group_size = {rollouts}; "
-            "micro_batch_tokens in its place takes any number",
-        ),
+        (rollouts % size, f"micro_batch {size} must divide prompts_per_step * group_size = {rollouts}"),
         (
             recipe.prompts_per_step % recipe.processes or share % size,
             f"processes {recipe.processes} must divide prompts_per_step {recipe.prompts_per_step}, so that "
-            f"no group is split, and micro_batch {recipe.micro_batch} the {share} trajectories of each",
+            f"no group is split, and micro_batch {size} the {share} trajectories of each",
         ),
         (
             share // size % recipe.minibatches,
@@ -562,35 +385,19 @@ def batch_rules(recipe: Recipe) -> Rules:
     ]
 
 
-def listed(text: str) -> list[str]:
-    """The words of a text with commas between them."""
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _template_arguments(text: str) -> dict[str, Any]:
-    """Names and values of a text such as "enable_thinking=false, reasoning_effort=low"."""
-    arguments = {}
-    for part in filter(None, map(str.strip, text.split(","))):
-        name, _, value = map(str.strip, part.partition("="))
-        word = re.fullmatch(r"[\w.+-]+", value)
-        known = yaml.safe_load(value) if word else None
-        if not name.isidentifier() or not isinstance(known, str | int | float):
-            raise RecipeError(
-                f"template_arguments holds {part[:60]!r}, which is no NAME=VALUE with a word, a number, true "
-                "or false: write enable_thinking=false, reasoning_effort=low"
-            )
-        arguments[name] = known
-    return arguments
-
-
 def _sentence(error: ValidationError) -> str:
     """The first fault of a recipe, in words that name key, value and the way out."""
     fault = error.errors()[0]
     name, *inside = map(str, fault["loc"])
     if fault["type"] == "extra_forbidden":
+        if moved := next((said for start, said in _MOVED if re.match(start, name)), ""):
+            return f"{name[:100]} is a key of an earlier version: it is now {moved}"
         (close,) = difflib.get_close_matches(name, Recipe.keys(), n=1, cutoff=0.0)
         return f"unknown recipe key {name[:100]!r}: did you mean {close!r}?"
-    shown = f"{'.'.join([name, *inside])} is {reprlib.repr(fault['input'])[:100]}"
+    place = ".".join(
+        [name, *(part for part in inside if re.fullmatch(r"\w+", part))]
+    )  # no tags of pydantic's
+    shown = f"{place} is {reprlib.repr(fault['input'])[:100]}"
     if isinstance(fault["input"], list):
         return f"{shown}, a list where one value goes: that is a grid, for agentkit sweep"
     says = fault["msg"].replace("Input should", "it should").replace("valid integer", "whole number")
@@ -650,9 +457,8 @@ def _read_chain(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
 
 def beside(recipe: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a recipe or sweep, files among them as seen from the project's folder if they lie there."""
-    words = ("nano", "hub")  # of an agent and a data set, however folders here are called
     return {
-        key: _beside(recipe.parent, x, key in ("model", "gaia") and x not in words) if key in FILES else x
+        key: _beside(recipe.parent, x, key == "model" and x != "nano") if key in FILES else x
         for key, x in values.items()
     }
 

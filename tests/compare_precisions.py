@@ -27,7 +27,7 @@ from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.sft import cold_start, demonstrations
 
 SHORTER = {"families": "A", "n_tasks": 400, "sft_transcripts": 1, "prompts_per_step": 4, "val_samples": 2,
-           "save_every": 0, "preflight": "off", "tool_cache": "off"}  # fmt: skip
+           "save_every": 0, "preflight": "off"}  # fmt: skip
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # Student's quantile for n seeds
 
 

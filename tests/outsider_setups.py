@@ -100,7 +100,7 @@ class Setup:
             assert old in text, old
             text = text.replace(old, new)
         recipe = RECIPE | {"families": self.families} | self.keys
-        keys = recipe | {"tool_cache": str(folder / "cache.sqlite")}
+        keys = dict(recipe)
         if self.rows:
             (folder / "sound.py").write_text(self.base)
             sound = Lab.open(recipe | {"lab": str(folder / "sound.py")}).suite()
@@ -230,7 +230,7 @@ SOUND = {
         (_REWARDS, 'rewards = {"wrong": (lambda task, t: None if t.success is None else t.success - 1, 1.0), "turns": (lambda task, t: -len(t.turns) / 100, 1.0)}'),)),
     "groups of two": Setup({"group_size": 2, "prompts_per_step": 6, "steps": 400}),
     "long plans": Setup({"max_turns": 12}, ((_LENGTH, 'len(task.meta["plan"]) < 5'),)),
-    "a shaped reward": Setup({"reward_process": 0.3, "reward_overlong": 0.1, "overlong_buffer": 64}),
+    "a shaped reward": Setup({"reward": {"correctness": 1, "format": 0.1, "efficiency": 1, "process": 0.3, "overlong": 0.1}}),
     "a slow tool within its limit": Setup(
         {"tool_timeout_s": 5.0}, ((_SEARCH, "        time.sleep(0.2)\n" + _SEARCH),), kept),
     "questions and answers only": Setup(rows=without_plans),

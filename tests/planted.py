@@ -190,7 +190,7 @@ def train_one(
     recipe = recipe.but(seed=seed, **planted.recipe)
     lab = Lab.open(recipe)
     if planted.environment:
-        lab = Lab.open(recipe.but(tool_cache=str(run.file("cache.sqlite"))))
+        lab = Lab.open(recipe)
         families = Family(environment=partial(planted.environment, trained, recipe.top_k))
         lab = lab.extended(families=dict.fromkeys(FAMILIES, families))
     if planted.reward:

@@ -79,7 +79,7 @@ def test_up_to_crosses_the_line_once(finished):
 
 
 def test_more_demonstrations_are_drawn_anew(suite, tokenizer):
-    careless = lab_with(RECIPE | {"flaw_in_head": 0.5, "flaw_malformed": 0.3})
+    careless = lab_with(RECIPE | {"flaws": {"in_head": 0.5, "malformed": 0.3}})
     tasks = suite.split("train")[:6]
     first, more = (make(careless, tasks, tokenizer) for make in (demonstrations, fresh_demonstrations))
     assert [t.completion_ids for t in first] != [t.completion_ids for t in more]
@@ -175,7 +175,7 @@ def test_what_is_discarded_of_a_control_leaves_the_manifest_too(finished):
 
 
 def test_recipes_name_controls_and_what_is_trained_on():
-    assert Recipe.from_mapping({"controls": "sft_more, rft"}).control_names == ["sft_more", "rft"]
+    assert Recipe.from_mapping({"controls": "sft_more, rft"}).controls == ["sft_more", "rft"]
     with pytest.raises(RecipeError, match="sft_mode"):
         Recipe.from_mapping({"controls": "sft_mode"})
     with pytest.raises(RecipeError, match="train_difficulty names 'hardest'; use easy, medium, hard"):

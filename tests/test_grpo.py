@@ -19,7 +19,7 @@ from agentkit.policies.loading import load_agent
 from agentkit.recipe import Recipe
 from agentkit.records import RecipeError
 from agentkit.runs import Run, read_jsonl
-from agentkit.training import prefix
+from agentkit.training import prefix, sft
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.sft import cold_start, demonstrations, sft_dataset
 
@@ -261,7 +261,8 @@ def test_a_cold_start_learns_the_same_whether_it_shares_prefixes_and_in_however_
     calls, whole, found, ways = [], prefix.shared_logprobs, None, []
     monkeypatch.setattr(prefix, "shared_logprobs", lambda *a, **k: calls.append(1) or whole(*a, **k))
     for wanted, rows in ((True, 8), (False, 8), (True, 2)):
-        keys = {"sft_batch": 8, "sft_micro_batch": rows, "lora_r": 4, "sft": True, "share_prefixes": wanted}
+        monkeypatch.setattr(sft, "MICRO_BATCH", rows)
+        keys = {"sft_batch": 8, "lora_r": 4, "sft": True, "share_prefixes": wanted}
         recipe = Recipe.from_mapping(keys)
         model, tokenizer = load_agent("nano")
         found = found or demonstrations(Lab.open(recipe), suite.split("train")[:24], tokenizer)

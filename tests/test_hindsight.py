@@ -267,7 +267,7 @@ def test_imitating_what_rollouts_achieved_raises_success_on_held_out_tasks(tmp_p
     recipe = Recipe(
         families="C", hindsight_weight=2.0, steps=8, prompts_per_step=8, group_size=4, micro_batch=16, learning_rate=2e-3,
         lr_schedule="linear", beta=0.0, temperature=1.0, max_turns=3, max_turn_tokens=80, max_tokens=300, val_every=8,
-        val_tasks=40, tool_cache="off", seed=1, save_every=0,
+        val_tasks=40, seed=1, save_every=0,
     )  # fmt: skip
     run = Run.create(tmp_path / "run")
     made = AgentGRPOTrainer(Lab.open(recipe), *load_agent("nano"), train_tasks, validation, run)

@@ -21,7 +21,7 @@ from agentkit.runs.stages import STAGES
 
 pytestmark = pytest.mark.slow
 SMALL = {"n_tasks": 48, "sft_transcripts": 1, "test_samples": 1, "steps": 3, "prompts_per_step": 2, "group_size": 4,
-         "micro_batch": 8, "val_every": 3, "val_tasks": 2, "save_every": 0, "preflight": "off", "tool_cache": "off"}  # fmt: skip
+         "micro_batch": 8, "val_every": 3, "val_tasks": 2, "save_every": 0, "preflight": "off"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

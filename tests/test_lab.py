@@ -73,7 +73,7 @@ def recipe(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     (tmp_path / "beside.py").write_text("WEIGHT = 0.5\n")
     path = tmp_path / "mine.yaml"
-    path.write_text("lab: mine.py\nfamilies: boxes\nn_tasks: 20\nsuite_seed: 3\ntool_cache: 'off'\n")
+    path.write_text("lab: mine.py\nfamilies: boxes\nn_tasks: 20\nsuite_seed: 3\n")
     return path
 
 
@@ -99,12 +99,6 @@ def test_a_lab_file_beside_its_recipe_brings_tasks_tools_verifier_and_rewards(re
     again = Lab.open(Recipe.from_mapping(read_recipe(recipe)))
     assert [t.id for t in again.load(run)] == [t.id for t in suite] and again.digest == lab.digest
     assert all(row["passed"] for row in again.load(run).audit())
-
-
-def test_the_tool_cache_may_lie_in_the_home(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    Lab.open({"tool_cache": "~/tools.sqlite"}).options()
-    assert (tmp_path / "tools.sqlite").exists()
 
 
 def test_a_model_folder_beside_its_recipe_is_found_from_anywhere(tmp_path):
@@ -428,7 +422,7 @@ def test_a_rank_that_a_shell_has_left_behind_keeps_no_process_from_writing(
 
 
 def test_rewards_that_ship_are_given_without_reading_tokens_which_stay_in_the_file(tokenizer, tmp_path):
-    lab, run = Lab.open({"families": "A", "n_tasks": 20, "tool_cache": "off"}), Run.create(tmp_path / "run")
+    lab, run = Lab.open({"families": "A", "n_tasks": 20}), Run.create(tmp_path / "run")
     tasks = lab.suite().split("test")
     sampled = lab.measure(run, ScriptedPolicy(tokenizer, name="sft"), tasks)
     rewarded = lab.rewarded(run, "sft", tasks)
@@ -480,7 +474,7 @@ def test_transcripts_of_messages_are_the_tokens_that_a_rollout_holds(tokenizer, 
         tokenizer = copy.deepcopy(tokenizer)
         file = Path(trl.__file__).parent / "chat_templates" / f"{template}.jinja"
         tokenizer.chat_template = file.read_text(encoding="utf-8")
-    lab = Lab.open({"families": "A,B", "n_tasks": 40, "tool_cache": "off"})
+    lab = Lab.open({"families": "A,B", "n_tasks": 40})
     suite = lab.suite()
     rollouts = lab.rollout(suite.tasks[:8], ScriptedPolicy(tokenizer, Flaws(malformed=0.3)))
     prompts = {t.id: t.prompt for t in suite}
@@ -558,7 +552,7 @@ def test_tools_of_a_table_are_shown_without_the_nulls_it_fills_in(tokenizer, tmp
         parameters = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
         return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
-    lab = Lab.open({"families": "A", "n_tasks": 20, "tool_cache": "off"})
+    lab = Lab.open({"families": "A", "n_tasks": 20})
     rows = [
         said(ASKS, REPLY, {"content": "Answer: Paris"})
         | {"tools": [shown("search", "query"), shown("weigh", "item")]}

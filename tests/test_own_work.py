@@ -20,7 +20,7 @@ from agentkit.tools.runtime import tools_of
 
 SMALL = {"model": "nano", "temperature": 1.0, "max_turns": 4, "max_turn_tokens": 48, "max_tokens": 512,
          "test_samples": 1, "steps": 2, "prompts_per_step": 2, "group_size": 4, "micro_batch": 4, "val_every": 2,
-         "val_tasks": 2, "lora_r": 4, "preflight": "warn", "tool_cache": "off"}  # fmt: skip
+         "val_tasks": 2, "lora_r": 4, "preflight": "warn"}  # fmt: skip
 
 
 def run_all(folder: Path, recipe: dict) -> Path:
@@ -69,7 +69,12 @@ def test_a_stateful_environment_a_verifier_of_calls_and_a_reward_reach_every_not
         "by its own verifier, which the lab beside it has"
     )
     recipe = str(tmp_path / "mine.yaml")
-    assert main(["run", recipe, "--run", str(folder), "-p", "reward_format=0.2", "--to", "02"]) == 0
+    assert (
+        main(
+            ["run", recipe, "--run", str(folder), "-p", "reward={correctness: 1, format: 0.2}", "--to", "02"]
+        )
+        == 0
+    )
     assert run.file("baseline.json").stat().st_mtime_ns == before, "another reward repeats no cold start"
     (tmp_path / "mine.py").write_text(MINE.replace("float(answer", "float(True or answer"))
     assert main(["run", recipe, "--run", str(folder), "--from", "05"]) == 0

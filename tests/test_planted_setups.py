@@ -84,7 +84,7 @@ PLANTED = {  # name: (what is changed, words of the first red or amber item)
     "too few tokens": ({"recipe": {"max_tokens": 40}}, "max_tokens 40"),
     "turns cut short": ({"recipe": {"max_turn_tokens": 8}}, "max_turn_tokens 8"),
     "no learning rate": ({"recipe": {"learning_rate": 0.0}}, "learning rate is 0"),
-    "reward weight 0": ({"recipe": {"reward_correctness": 0.0}}, "correctness alone tells right from wrong"),
+    "reward weight 0": ({"recipe": {"reward": {"correctness": 0, "format": 0.1, "efficiency": 1}}}, "correctness alone tells right from wrong"),
     "reward of weight 0, alone": ({"rewards": {"mine": (correctness, 0.0)}}, "its weight is 0"),
     "negative weight": ({"rewards": {"mine": (correctness, -1.0)}}, "sign, or its weight's, is flipped"),
     "flipped function": ({"rewards": {"mine": (flipped, 1.0)}}, "sign, or its weight's, is flipped"),
@@ -137,7 +137,9 @@ def test_the_planted_cause_is_named_first(name, suite, tokenizer, monkeypatch):
 HEALTHY = {
     "as shipped": {},
     "the tool-call reward": {"recipe": {"reward": "tcr"}},
-    "process rewards": {"recipe": {"reward_process": 0.2}},
+    "process rewards": {
+        "recipe": {"reward": {"correctness": 1, "format": 0.1, "efficiency": 1, "process": 0.2}}
+    },
     "a careful expert": {"flaws": Flaws(skip_lookup=0.15, in_head=0.1)},
     "a clumsy one": {"flaws": Flaws(malformed=0.3, wrong_operation=0.7)},
     "tools that fail for the moment": {"recipe": {"tool_failures": 0.2}},

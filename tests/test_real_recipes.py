@@ -4,7 +4,6 @@ architecture with the official chat template.
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -21,7 +20,6 @@ QWEN = {  # Qwen/Qwen2.5-3B-Instruct's config.json
     "vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 11_008, "num_hidden_layers": 36,
     "num_attention_heads": 16, "num_key_value_heads": 2, "tie_word_embeddings": True, "max_position_embeddings": 32_768,
 }  # fmt: skip
-GAIA = {"task_id": "g0", "Question": "Where is Brindlewick?", "Level": 1, "Final answer": "Wexlow"}
 BUDGET = {"n_tasks": 20, "sft_tasks": 0, "sft_transcripts": 1, "sft_epochs": 1, "test_samples": 1, "steps": 1, "prompts_per_step": 2,
           "group_size": 2, "micro_batch": 2, "max_turns": 2, "max_turn_tokens": 12, "max_tokens": 300, "val_every": 1, "val_tasks": 1,
           "max_batch": 8, "preflight": "off"}  # fmt: skip
@@ -42,9 +40,8 @@ QWEN3 = {  # Qwen/Qwen3-4B's
 def test_its_notebooks_run_to_the_comparison(name, stand_in, tmp_path):
     recipe = project_root() / "params" / f"{name}.yaml"
     real = Recipe.load(recipe).model != "nano"
-    own = {"model": stand_in, "precision": "bfloat16", "load_in_4bit": False} if real else {"gaia": tmp_path}
+    own = {"model": stand_in, "precision": "bfloat16", "load_in_4bit": False} if real else {}
     budget = BUDGET | own
-    (tmp_path / "metadata.jsonl").write_text(json.dumps(GAIA))
     words = ["--run", str(tmp_path / "run")]
     words += [word for key, value in budget.items() for word in ("-p", f"{key}={value}")]
     command = [sys.executable, "-m", "agentkit.cli", "run", str(recipe), *words]
@@ -58,9 +55,6 @@ def test_its_notebooks_run_to_the_comparison(name, stand_in, tmp_path):
         shown = AutoTokenizer.from_pretrained(stand_in).decode(found[0].prompt_ids)
         assert "<tools>" in shown and shown.endswith("<|im_start|>assistant\n"), "as the template has it"
         return
-    assert set(json.loads(run.file("gaia.json").read_text())["scores"]["grpo"]) == {"g0"}
-    written = [path for path in run.path.rglob("*") if path.is_file()]
-    assert not [path for path in written if b"Brindlewick" in path.read_bytes()]
 
 
 @pytest.mark.slow

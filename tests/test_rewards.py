@@ -457,37 +457,32 @@ def test_a_judge_is_asked_about_many_answers_at_once_and_of_like_ones_once(tmp_p
 # ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", REWARDS)
 def test_every_preset_is_a_reward_that_scores(name):
-    recipe = Recipe.from_mapping({"reward": name, "reward_process": 0.3, "reward_overlong": 0.5})
-    reward = rewards.from_recipe(recipe)
-    own = rewards.from_recipe(Recipe.from_mapping({"reward": name, "reward_process": 0.3}))
-    assert {*own} <= {*reward} and {"process", "overlong"} <= {*reward}
+    own = {"mine": (constant(1.0), 0.5)}
+    reward = rewards.from_recipe(Recipe.from_mapping({"reward": name}), own)
+    assert reward["mine"] == own["mine"]
     assert isinstance(rewards.score(TASK, PERFECT, reward).reward, float)
 
 
-def test_a_further_overlong_punishment_is_added_to_that_of_tcr():
-    alone, both = (
-        rewards.from_recipe(Recipe.from_mapping({"reward": "tcr", "max_tokens": 100, **further}))
-        for further in ({}, {"reward_overlong": 0.5})
-    )
-    long = trajectory([], tokens=200)
-    assert rewards.score(TASK, long, both).reward == rewards.score(TASK, long, alone).reward - 0.5
+def test_a_recipe_weighs_components_by_name():
+    own = {"mine": (constant(1.0), 0.5), "left": (constant(0.0), 0.1)}
+    weights = {"correctness": 1, "format": 0.7, "overlong": 0.5, "mine": 2}
+    reward = rewards.from_recipe(Recipe.from_mapping({"reward": weights}), own)
+    assert {name: weight for name, (_, weight) in reward.items()} == weights | {"left": 0.1}
+    with pytest.raises(RecipeError, match="reward names 'exactness'; the components are .*correctness"):
+        rewards.from_recipe(Recipe.from_mapping({"reward": {"exactness": 1}}))
 
 
-def test_a_recipe_chooses_weights_product_and_noise():
-    plain = Recipe.from_mapping({"reward_format": 0.7})
-    assert rewards.from_recipe(plain)["format"][1] == 0.7
-    assert isinstance(
-        rewards.from_recipe(Recipe.from_mapping({"reward_combine": "product"})), rewards.Product
-    )
-    with pytest.warns(UserWarning, match="noise"):
-        assert "noise" in rewards.from_recipe(Recipe.from_mapping({"reward_noise": 0.1}))
+@pytest.mark.parametrize(("tokens", "buffer"), [(10_480, 3_000), (640, 200)])
+def test_overlong_answers_are_punished_from_the_published_share_on(tokens, buffer):
+    overlong, _ = rewards.from_recipe(Recipe(reward="tcr", max_tokens=tokens))["overlong"]
+    at = [overlong(TASK, trajectory([], tokens=n)) for n in (tokens - buffer, tokens - buffer + 1)]
+    assert at[0] == 0 > at[1]
 
 
 @pytest.mark.parametrize(
     ("values", "says"),
-    [({"reward": "plam"}, "plan"), ({"reward": "toolrl", "reward_format": 0.2}, "reward_format"),
-     ({"reward_combine": "mean"}, "sum"), ({"advantage": "gae"}, "rloo"), ({"dead_groups": "hide"}, "replace"),
-     ({"reward_noise": -1}, "between")],
+    [({"reward": "plam"}, "plan"), ({"reward_format": 0.2}, "it is now reward, a preset or a mapping"),
+     ({"advantage": "gae"}, "rloo"), ({"dead_groups": "hide"}, "replace")],
 )  # fmt: skip
 def test_recipes_refuse_what_does_not_exist(values, says):
     with pytest.raises(RecipeError, match=says):

@@ -65,7 +65,7 @@ def run(tmp_path) -> Run:
     """
     made = Run.create(tmp_path / "run")
     write_tasks(made.file("tasks.jsonl"), TASKS)
-    made.update(recipe={"reward_format": 0.0, "reward_efficiency": 0.0, "max_tokens": 64, "n_tasks": 100})
+    made.update(recipe={"reward": {"correctness": 1}, "max_tokens": 64, "n_tasks": 100})
     for step in (1, 2):
         batch = [trajectory("a", i, 0.0, searched=i == 1, step=step) for i in range(3)]
         batch += [trajectory("b", i, float(i == 0), searched=False, step=step) for i in range(3)]
@@ -126,18 +126,17 @@ def test_the_same_task_twice_in_a_step_is_two_groups():
     assert len(compare_step(twice, TASKS, rewards.plan())) == 2
 
 
-def test_the_other_reward_keeps_the_runs_limits_and_leaves_its_weights_behind(run):
-    assert set(Lab.of(run).with_reward(reward="toolrl", reward_overlong=1.0).reward) == {
-        "format",
-        "match",
-        "overlong",
-    }
-    long = dataclasses.replace(trajectory("a", 0, 1.0, searched=False), completion_ids=(2,) * 64)
-    other = Lab.of(run).with_reward(reward="toolrl", reward_overlong=1.0, overlong_buffer=32)
-    overlong, _ = other.reward["overlong"]
-    assert overlong(TASKS[0], long) == -1.0
+def test_another_reward_keeps_the_runs_limits(run):
+    assert set(Lab.of(run).with_reward("toolrl").reward) == {"format", "match"}
+    overlong, _ = Lab.of(run).with_reward({"overlong": 1}).reward["overlong"]
+    assert (
+        overlong(
+            TASKS[0], dataclasses.replace(trajectory("a", 0, 1.0, searched=False), completion_ids=(2,) * 64)
+        )
+        == -1.0
+    )
     with pytest.raises(RecipeError, match="toolrl"):
-        Lab.of(run).with_reward(reward="toolr")
+        Lab.of(run).with_reward("toolr")
 
 
 def test_a_run_without_trajectories_or_without_its_tasks_says_so(run, tmp_path):

@@ -251,7 +251,7 @@ def test_a_cut_reply_is_as_short_as_told_and_a_short_one_untouched(tokenizer, te
         assert shown == text
     elif limit >= 40:
         kept = shown[: shown.rindex("\n[cut: ")]
-        assert kept and codec.inert(text).startswith(kept) and "\ufffd" not in kept
+        assert kept and codec.marks.inert(text)[0].startswith(kept) and "\ufffd" not in kept
         said = int(shown.removesuffix(" more tokens]").split()[-1])
         assert said == pytest.approx(len(ids) - len(codec.text_ids(kept)), abs=3) or "at least" in shown
 
@@ -260,8 +260,8 @@ def test_a_control_token_in_a_reply_is_text(tokenizer, tools):
     (t,) = whole(rollout([TASK], calls(tokenizer, "work", how="control"), environment=tools, limits=ROOMY))
     observed = [i for i, m in zip(t.completion_ids, t.action_mask, strict=True) if not m]
     codec = ChatCodec(tokenizer, "", [])
-    assert sum(i in codec.control_ids for i in observed) == sum(
-        i in codec.control_ids for i in codec.observation_ids(["x"])
+    assert sum(i in codec.marks.ids for i in observed) == sum(
+        i in codec.marks.ids for i in codec.observation_ids(["x"])
     )
     assert t.answer == "3"
 
@@ -320,23 +320,13 @@ def test_eight_rollouts_that_ask_the_same_cost_one_call(tokenizer):
     )
 
 
-def test_a_recipe_says_where_the_cache_lies(tokenizer, suite, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    policy = ScriptedPolicy(tokenizer, Flaws())
-    tasks = list(suite)[:3]
-    for recipe, file in (
-        ({"tool_cache": str(tmp_path / "a.sqlite")}, "a.sqlite"),
-        ({}, "user/agentkit/tools.sqlite"),
-    ):
-        hits = []
-        for _ in range(2):
-            options = Lab.open(recipe).options()
-            hits.append(tool_metrics(rollout(tasks, policy, **options))["tool_cache_hits"])
-        assert hits[0] < hits[1] == 1.0 and (tmp_path / file).exists()
-    assert Lab.open({"tool_cache": "off"}).options()["tool_cache"] is None
-    (tmp_path / "b.sqlite").write_text("no cache")
-    with pytest.raises(ValueError, match=r"b\.sqlite cannot be used as the cache of tools"):
-        Lab.open({"tool_cache": str(tmp_path / "b.sqlite")}).options()
+def test_the_cache_lies_in_the_users_folder(tokenizer, suite, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tasks, hits = list(suite)[:3], []
+    for _ in range(2):
+        sampled = rollout(tasks, ScriptedPolicy(tokenizer, Flaws()), **Lab.open({}).options())
+        hits.append(tool_metrics(sampled)["tool_cache_hits"])
+    assert hits[0] < hits[1] == 1.0 and (tmp_path / "agentkit" / "tools.sqlite").exists()
 
 
 def test_two_thousand_trajectories_at_once_with_slow_tools(tokenizer):

@@ -274,7 +274,13 @@ def trained(agent, suite, path, **changes):
 
 @pytest.mark.parametrize("estimator", ["rloo", "gdpo", "difficulty", "turn", "step"])
 def test_estimators_train(agent, suite, tmp_path, estimator):
-    batch, stored, row = trained(agent, suite, tmp_path / "run", advantage=estimator, reward_format=1.0)
+    batch, stored, row = trained(
+        agent,
+        suite,
+        tmp_path / "run",
+        advantage=estimator,
+        reward={"correctness": 1, "format": 1, "efficiency": 1},
+    )
     tokens = batch["completion_ids"].shape
     assert batch["advantages"].shape == (tokens if estimator in ("turn", "step") else tokens[:1])
     if batch["advantages"].ndim == 2:
@@ -286,7 +292,7 @@ def test_estimators_train(agent, suite, tmp_path, estimator):
 
 
 def test_dropped_groups_and_masked_trajectories_are_outside_the_loss(agent, suite, tmp_path):
-    flat = {"reward_correctness": 0.0, "reward_format": 0.0, "reward_efficiency": 0.0}
+    flat = {"reward": {"correctness": 0}}
     batch, stored, row = trained(agent, suite, tmp_path / "run", dead_groups="drop", **flat)
     assert not batch["tool_mask"][batch["completion_mask"] == 1].any() and {t.reward for t in stored} == {0.0}
     assert (row["dead_groups"], row["groups_dropped"], row["left_out"], row["loss"]) == (1.0, 2, 1.0, 0.0)
@@ -297,8 +303,8 @@ def test_dropped_groups_and_masked_trajectories_are_outside_the_loss(agent, suit
 
 def test_dead_groups_are_replaced_and_void_ones_masked_in_training(agent, suite, tmp_path):
     kept = {"mask_void": True, "mask_truncated": True, "dead_groups": "replace", "resample_correct": True}
-    batch, stored, row = trained(agent, suite, tmp_path / "run", reward_correctness=0.0, reward_format=0.0, reward_overlong=1.0,
-                                 overlong_buffer=160, extra_rollouts=2.0, **kept)  # fmt: skip
+    batch, stored, row = trained(agent, suite, tmp_path / "run", reward={"overlong": 1},
+                                 extra_rollouts=2.0, **kept)  # fmt: skip
     assert len(stored) == 8 and len({t.task_id for t in stored}) == 2
     assert [t.sample for t in stored] == [0, 1, 2, 3] * 2
     out = [is_void(t) or is_truncated(t) for t in stored]
@@ -337,8 +343,3 @@ def test_a_batch_of_rollouts_is_split_into_optimiser_steps(tmp_path):
     assert all(row["grad_norm"] > 0 for row in rows)
     with pytest.raises(RecipeError, match="minibatches 3 must divide the 4 forward and backward passes"):
         Recipe.from_mapping({"minibatches": 3, "prompts_per_step": 4, "group_size": 4, "micro_batch": 4})
-
-
-def test_an_estimator_that_adds_components_refuses_their_product():
-    with pytest.raises(RecipeError, match="product would do nothing: use sum"):
-        Recipe.from_mapping({"advantage": "gdpo", "reward_combine": "product"})

@@ -397,7 +397,7 @@ def test_a_recipe_names_an_engine_that_can_be(values, said):
 
 def test_several_servers_are_read_from_one_key():
     recipe = Recipe.from_mapping({"engine": "server", "server_urls": "http://a:1, http://b:2/v1"})
-    assert recipe.servers == ["http://a:1", "http://b:2/v1"]
+    assert recipe.server_urls == ["http://a:1", "http://b:2/v1"]
 
 
 # ---- starting servers

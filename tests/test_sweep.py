@@ -114,7 +114,7 @@ def test_the_documents_five_ablations_are_there_for_both_models():
         ({"arms": {"default": {}, "same": {"loss_type": "grpo", "epochs": 0}}}, "'default' and 'same' are equal"),
         ({"arms": {"default": {}, "same": {"clip_epsilon_high": 0.2}}}, "'default' and 'same' are equal"),
         ({"arms": {"default": {"beta": 0}, "same": {"beta": "0.0"}}}, "'default' and 'same' are equal"),
-        ({"arms": {"default": {"template_arguments": "a=1,b=c"}, "same": {"template_arguments": " b=c, a=1"}}}, "are equal"),
+        ({"arms": {"default": {"template_arguments": {"a": 1, "b": "c"}}, "same": {"template_arguments": {"b": "c", "a": 1}}}}, "are equal"),
         ({"arms": {"default": {}, "one": {"lab": "mine.py"}, "two": {"lab": "./out/../mine.py"}}}, "'one' and 'two' are equal"),
         ({"arms": {"default": {}, "one": {"lab": "mine.py"}, "two": {"lab": "copy.py"}}}, "'one' and 'two' are equal"),
         ({"arms": {"default": {}, "free": False}}, "arm 'free' holds no recipe keys"),
@@ -137,7 +137,7 @@ def test_the_documents_five_ablations_are_there_for_both_models():
         ({"arms": {"default": {}, "b": {"policy": "base", "measure_base": True, "sft": False}}}, "no policy 'base'"),
         ({"arms": {"default": {}, "b": {"policy": "sft_more"}}}, "measure no policy 'sft_more', only sft, grpo"),
         ({"arms": {"default": {}, "b": {"group_size": 7}}}, "arm 'b': micro_batch 16 must divide"),
-        ({"arms": {"default": {}, "b": {"reward_correctness": 0.0, "reward_format": 0.0, "reward_efficiency": 0.0}}}, "arm 'b': its reward has no component"),
+        ({"arms": {"default": {}, "b": {"reward": {"correctness": 0}}}}, "arm 'b': its reward has no component"),
         ({"arms": {"default": {}, "b": {"reward": "none"}}}, "arm 'b': reward none starts from nothing"),
         ({"arms": {"default": {}, "b": {"lab": "typo.py"}}}, "line 2: SyntaxError"),
         ({"arms": {"default": {}, "b": {"lab": "latin.py"}}}, "can't decode byte 0xe9"),
@@ -182,7 +182,7 @@ def test_arms_that_differ_are_not_taken_for_equal(tmp_path):
         "two": {"processes": 2},
         "four": {"processes": 4},
         "high": {"clip_epsilon_high": 0.28},
-        "thinks": {"template_arguments": "a=1"},
+        "thinks": {"template_arguments": {"a": 1}},
         "order": {"families": "B,A,C"},
     }
     assert {arm.name for arm in read_design(write(tmp_path, arms=arms)).arms} == arms.keys()
@@ -220,7 +220,11 @@ def test_a_grid_names_its_arms_and_finds_the_unchanged_one(tmp_path):
     assert design.against == "beta-0.02_group_size-8"
     both = read_design(write(tmp_path, arms={"default": {}}, grid={"beta": [0.1]}))
     assert [arm.name for arm in both.arms] == ["default", "beta-0.1"]
-    arms = {"default": {}, "no-format": {"reward_format": 0.0}, "beta-0.1": {"beta": 0.1}}
+    arms = {
+        "default": {},
+        "no-format": {"reward": {"correctness": 1, "efficiency": 1}},
+        "beta-0.1": {"beta": 0.1},
+    }
     both = read_design(write(tmp_path, arms=arms, grid={"beta": [0.0, 0.02, 0.1]}))
     assert [arm.name for arm in both.arms] == [*sorted(arms), "beta-0.0"], "what is given is not made again"
 

@@ -19,8 +19,7 @@ from says import Says
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
-from agentkit import Lab, Task, rollout
-from agentkit.policies.scripted import ScriptedPolicy
+from agentkit import Family, Lab, Task, rollout
 from agentkit.recipe import Recipe
 from agentkit.records import RecipeError, StopReason
 from agentkit.rollouts import Limits
@@ -36,17 +35,24 @@ from agentkit.rollouts.template_probe import (
 from agentkit.runs.files import model_path
 from agentkit.tools.environments import CorpusEnvironment
 from agentkit.tools.runtime import tool_schemas
-from agentkit.training.conversation import as_messages
 from agentkit.training.transcripts import read_transcripts
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.jinja"))
 CHANNELS = ("gptoss", "muse_glimmer")  # whose turns are several messages
 IMAGES = ("idefics3", "llava_next", "smolvlm")  # whose messages are lists of parts
-REFUSED = [name for name in NAMES if name.removesuffix("_training") in CHANNELS + IMAGES]
-WORKING = [name for name in NAMES if name not in REFUSED]
-TRAINING = ["deepseek_r1_distill", "qwen3"]  # taken in place of the official one
-DROPPED = ["deepseekv3", "deepseekv3_training"]  # these render no thoughts, and TRL has none that does
+TOOLLESS = (
+    "cohere", "cohere2", "deepseek_r1_distill", "deepseekv3", "diffusion_gemma", "gemma", "gemma3", "gemma4",
+    "gemma4_v3", "gemma4_v4", "gemma4_v5", "phi3", "phi3_5",
+)  # fmt: skip  # that show no reply of a tool
+REFUSED = [name for name in NAMES if name.removesuffix("_training") in CHANNELS + IMAGES + TOOLLESS]
+FORMS = ("qwen3", "qwen3_6", "glm4moe", "llama3_1")  # of each format one; the others take minutes
+WORKING = [
+    name if name in FORMS else pytest.param(name, marks=pytest.mark.slow)
+    for name in NAMES
+    if name not in REFUSED
+]
+TRAINING = ["qwen3"]  # taken in place of the official one
 NATIVE = {"qwen2_5": "hermes", "qwen3": "hermes", "qwen3_instruct_2507": "hermes", "qwen3_vl": "hermes"}
 NATIVE |= {f"qwen3_{kind}": "qwen3_coder" for kind in ("5_think", "5_nothink", "6", "8")}
 NATIVE |= {f"nemotron_3_{kind}": "qwen3_coder" for kind in ("nano", "super", "ultra", "5_lightning")}
@@ -109,15 +115,13 @@ class Dialogue:
             {"role": "system", "content": codec.system_prompt},
             {"role": "user", "content": question},
         ]
-        if not codec.template.system:
-            self.messages = [{"role": "user", "content": f"{codec.system_prompt}\n\n{question}"}]
         for _ in range(rng.randint(1, 4)):
             numbers = [rng.randrange(len(Library.replies)) for _ in range(rng.randint(1, 3))]
             calls = [format_call("look_up", {"number": i}, codec.format, codec.tools) for i in numbers]
             replies = [Library.replies[i] for i in numbers]
             said = (";" if codec.format == "llama3" else "\n").join(calls)
             self.say(said if codec.format == "llama3" else f"I look.\n{said}", True)
-            self.messages += turn_with(replies, codec.template.role)[1:]
+            self.messages += turn_with(replies)[1:]
         self.say("Answer: Paris", False)
 
     def say(self, text: str, called: bool) -> None:
@@ -146,14 +150,7 @@ class Dialogue:
         )
 
 
-# templates of other models, cut down to what they do otherwise: Mistral 7B v0.3 has the system message, and
-# others the tools, with the last question, so that both would move when replies come by a user
-MISTRAL = (
-    "{% if messages[0].role == 'system' %}{% set system = messages[0].content %}{% set messages = messages[1:] %}"
-    "{% endif %}{% for m in messages %}{% if m.role == 'user' %}[INST] {% if loop.last and system is defined %}"
-    "{{ system + '\n\n' }}{% endif %}{{ m.content }}[/INST]{% elif m.role == 'assistant' %} {{ m.content + eos_token }}"
-    "{% else %}{{ raise_exception('no such role') }}{% endif %}{% endfor %}"
-)
+# ChatML with tools that would move to the last question
 CHATML = (
     "{% for m in messages %}{% if m.role == 'user' and loop.last and tools %}<tools>{{ tools | tojson }}</tools>\n"
     "Answer with <tool_call>.\n{% endif %}{{ '<|im_start|>' + m.role + '\n' }}{% for c in m.tool_calls or [] %}"
@@ -162,30 +159,11 @@ CHATML = (
 )
 
 
-@pytest.mark.parametrize(("text", "system"), [(MISTRAL, False), (CHATML, True)], ids=["system", "tools"])
-def test_what_a_template_moves_to_the_last_question_stands_in_the_first(tokenizer, text, system):
-    other = copy.deepcopy(tokenizer)
-    other.add_tokens([AddedToken(mark, special=True) for mark in ("<|im_start|>", "<|im_end|>")])
-    other.chat_template = text
-    codec = ChatCodec(other, "Use the tools.", tool_schemas(Library()))
-    assert codec.template.system == system and not codec.template.shows_tools
-    dialogue = Dialogue(codec, random.Random(0))
-    (found,) = rollout(
-        [Task("t", "What is it?", "Paris")],
-        Says(other, *dialogue.turns, end=""),
-        environment=Library,
-        limits=Limits(max_turns=20, max_turn_tokens=2_000, max_tokens=30_000),
-        system_prompt="Use the tools.",
-    )
-    assert found.success == 1.0 and len(found.turns) > 1
-    assert dialogue.render().startswith(codec.decode([*found.prompt_ids, *found.completion_ids]))
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [
         (CHATML.replace("m.content", "m.content | e"), "shows replies in another form than they are given"),
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", "behind a turn is no token of this tokenizer"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "shows no reply of a tool"),
         ((FOLDER / "llama3_2.jinja").read_text(), "behind a turn is no token of this tokenizer"),
     ],
     ids=["escaped", "no roles", "of another family"],
@@ -198,28 +176,6 @@ def test_what_no_frame_can_hold_is_refused(tokenizer, text, why):
         ChatCodec(other, "", tool_schemas(Library())).observation_ids(["x"])
 
 
-# Apertus' puts replies directly behind the turn, which ends after them, and Hermes 3's fails without tools
-BEHIND = (
-    "{% for m in messages %}{% if m.role == 'tool' %}[{{ m.content }}]{% else %}{{ '<|im_start|>' + m.role + '\n' + "
-    "m.content }}{% endif %}{% if loop.last or loop.nextitem.role != 'tool' %}<|im_end|>\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-TOLD = CHATML.replace("m.role == 'user' and loop.last and tools", "loop.first").replace(
-    "{{ tools | tojson }}", "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
-)
-
-
-@pytest.mark.parametrize(("text", "role", "shown"), [(BEHIND, "user", False), (TOLD, "tool", True)])
-def test_a_template_is_probed_the_way_it_works(tokenizer, text, role, shown):
-    other = copy.deepcopy(tokenizer)
-    other.add_tokens([AddedToken(mark, special=True) for mark in ("<|im_start|>", "<|im_end|>")])
-    other.chat_template = {"default": CHATML, "tool_use": text}
-    codec = ChatCodec(other, "Use the tools.", tool_schemas(Library()))
-    assert (codec.template.role, codec.template.shows_tools) == (role, shown)
-    assert codec.decode(codec.observation_ids(["x", "y"])).startswith(f"\n<|im_start|>{role}\n")
-    assert "Why?" in codec.decode(ChatCodec(other, "", []).prompt_ids("Why?"))
-
-
 def test_a_template_that_keeps_thoughts_but_not_an_empty_one_is_taken(tokenizer):
     """Qwen3's in any text other than TRL's copy."""
     other = templated(tokenizer, "qwen3")
@@ -228,15 +184,11 @@ def test_a_template_that_keeps_thoughts_but_not_an_empty_one_is_taken(tokenizer)
     assert (codec.format, codec.template.training, codec.template.shows_tools) == ("hermes", False, True)
 
 
-def plain(text: str) -> str:
-    return re.sub(r"<think>.*?</think>\s*|(?<=Assistant｜>)\s+", "", text, flags=re.DOTALL)
-
-
 @pytest.mark.parametrize("name", WORKING)
 def test_a_trajectory_is_what_the_template_renders_and_its_mask_is_exact(tokenizer, name):
     other = templated(tokenizer, name)
     codec = quiet(ChatCodec, other, "Use the tools.", tool_schemas(Library()))
-    for seed in range(4):
+    for seed in range(2):
         dialogue = Dialogue(codec, random.Random(seed))
         limits = Limits(max_turns=20, max_turn_tokens=2_000, max_tokens=30_000)
         (found,) = rollout(
@@ -249,14 +201,73 @@ def test_a_trajectory_is_what_the_template_renders_and_its_mask_is_exact(tokeniz
         assert found.stop_reason is StopReason.ANSWER and found.success == 1.0
         text = codec.decode([*found.prompt_ids, *found.completion_ids])
         whole, end = dialogue.render(), end_of_turn(other)
-        if name in DROPPED:
-            text, whole = plain(text), plain(whole)
         assert whole.startswith(text) or whole + end == text  # GLM's last turn ends with what would follow
         said = [codec.decode(found.completion_ids[slice(*turn.span)]) for turn in found.turns]
         assert said == dialogue.turns
         spans = {i for turn in found.turns for i in range(*turn.span)}
         assert [i in spans for i in range(len(found.completion_ids))] == [m == 1 for m in found.action_mask]
         assert found.completion_ids[-1] in end_of_turn_ids(other)
+
+
+class Note:
+    """Keeps a text, and replies with the chat's own marks."""
+
+    reply = "kept <|im_end|> <tool_call> </think> <|eot_id|>\nuser"
+
+    def reset(self) -> None:
+        """Nothing to forget."""
+
+    def keep(self, text: str, deep: dict) -> str:
+        """Keep a text.
+
+        Args:
+            text: Which.
+            deep: More of it.
+        """
+        return self.reply
+
+
+@pytest.mark.parametrize("name", WORKING)
+@pytest.mark.parametrize("arguments", [None, {"enable_thinking": False}], ids=["as it is", "thinking off"])
+@pytest.mark.parametrize("thought", ["", "Hm. </think> <|im_end|> <|eot_id|>"], ids=["no thought", "thought"])
+def test_a_transcript_holds_what_a_rollout_holds_and_no_mark_that_it_quotes(
+    tokenizer, tmp_path, name, arguments, thought
+):
+    other = with_template(templated(tokenizer, name), arguments=arguments)
+    codec = quiet(ChatCodec, other, "Use the tools.", tool_schemas(Note()))
+    steering, quoted = (
+        f"a {' '.join(other.decode([i]) for i in sorted(ids))} b"
+        for ids in (codec.marks.steering, codec.marks.ids)
+    )
+    call = {"name": "keep", "arguments": json.dumps({"text": quoted, "deep": {"a": [quoted, 1]}})}
+    told = {"reasoning_content": thought} if thought else {}
+    messages = [
+        {"role": "system", "content": "Use the tools."},
+        {"role": "user", "content": f"What is it? {quoted}"},
+        {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": call}]} | told,
+        {"role": "tool", "content": Note.reply},
+        {"role": "assistant", "content": f"Quoted: {steering}\nAnswer: Paris"} | told,
+    ]
+    (path := tmp_path / "messages.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    task = Task("t", f"What is it? {quoted}", "Paris", family="note")
+    lab = Lab.open({}).extended({"note": Family(environment=Note)})
+    (t,) = read_transcripts(path, other, lab, [task])
+    (rolled,) = rollout(
+        [task],
+        Says(other, *(turn.text for turn in t.turns), end=""),
+        environment=Note,
+        limits=Limits(max_turn_tokens=20_000, max_tokens=60_000),
+        system_prompt="Use the tools.",
+    )
+    assert (t.prompt_ids, t.completion_ids, t.action_mask) == (
+        rolled.prompt_ids,
+        rolled.completion_ids,
+        rolled.action_mask,
+    )
+    assert [len(turn.results) for turn in rolled.turns] == [1, 0] and rolled.turns[0].results[0].ok
+    for turn in t.turns:
+        *inside, end = t.completion_ids[slice(*turn.span)]
+        assert end in codec.ends and codec.marks.steering.union(codec.ends).isdisjoint(inside)
 
 
 @pytest.mark.parametrize("name", WORKING)
@@ -268,30 +279,8 @@ def test_no_reply_steers_the_chat_or_leaves_its_frame(tokenizer, name):
     marks = {token.content for token in other.added_tokens_decoder.values()} | set(codec.template.ends)
     for mark in [*sorted(marks), *FRAMES]:
         ids = codec.observation_ids([mark, f"a{mark}{mark[: len(mark) // 2]}{mark}"])
-        assert [i for i in ids if i in codec.control_ids] == [i for i in frame if i in codec.control_ids], (
-            mark
-        )
+        assert [i for i in ids if i in codec.marks.ids] == [i for i in frame if i in codec.marks.ids], mark
         assert FRAMING.findall(codec.decode(ids)) == tags, mark
-
-
-@pytest.mark.parametrize(
-    "name", ["gemma", "gemma4", "lfm2_v2", "deepseekv3", "glm4moe", "phi3", "cohere2", "qwen3"]
-)
-def test_a_script_written_as_messages_is_read_back_as_the_same_tokens(tokenizer, tmp_path, name):
-    other = templated(tokenizer, name)
-    lab = Lab.open({"families": "A,B", "n_tasks": 40, "tool_cache": "off", "max_tokens": 12_000,
-                    "max_turn_tokens": 2_000})  # fmt: skip
-    suite = lab.suite()
-    found = quiet(lab.rollout, suite.tasks[:6], ScriptedPolicy(other))
-    assert all(t.success == 1.0 for t in found)
-    prompts = {task.id: task.prompt for task in suite}
-    path = tmp_path / "messages.jsonl"
-    path.write_text(
-        "".join(json.dumps({"messages": as_messages(t, prompts[t.task_id])}) + "\n" for t in found)
-    )
-    for t, again in zip(found, read_transcripts(path, other, lab, suite), strict=True):
-        assert (again.prompt_ids, again.completion_ids) == (t.prompt_ids, t.completion_ids)
-        assert again.action_mask == t.action_mask
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "glm4moe", "qwen3_6"])
@@ -343,7 +332,7 @@ def test_a_training_template_is_taken_only_where_history_is_rewritten_and_that_i
     assert codec.format == NATIVE.get(name.removesuffix("_training"), "hermes")
 
 
-@pytest.mark.parametrize("name", ["phi3", "qwen2_5", "llama3_1"])  # shows no tools, Hermes' form, its own
+@pytest.mark.parametrize("name", ["llama3", "qwen2_5", "llama3_1"])  # shows no tools, Hermes' form, its own
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_form_that_the_template_does_not_ask_for_is_asked_for_by_the_system_message(tokenizer, name, form):
     codec = quiet(ChatCodec, templated(tokenizer, name), "Use the tools.", tool_schemas(Library()), form)
@@ -354,9 +343,7 @@ def test_a_form_that_the_template_does_not_ask_for_is_asked_for_by_the_system_me
     assert "<tool_call>" not in shown.replace(example, "") or form == "hermes" or asked
 
 
-@pytest.mark.parametrize(
-    "name", sorted(n.removesuffix("_training") for n in NAMES if n.endswith("_training"))
-)
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "glm4moe"])
 @pytest.mark.parametrize("arguments", [None, {"enable_thinking": False}])
 def test_every_official_template_with_a_training_twin_takes_it(tokenizer, name, arguments):
     other = with_template(with_template(templated(tokenizer, name), arguments=arguments), "training")
@@ -432,7 +419,7 @@ def test_an_engine_stops_at_the_templates_end_whatever_the_tokenizers_is(tokeniz
 
 
 def test_template_arguments_switch_thinking_off_in_every_frame(tokenizer):
-    recipe = Recipe.from_mapping({"template_arguments": "enable_thinking=false, level=low, n=2"})
+    recipe = Recipe.from_mapping({"template_arguments": {"enable_thinking": False, "level": "low", "n": 2}})
     assert recipe.chat == ("", {"enable_thinking": False, "level": "low", "n": 2})
     for name in ("qwen3", "qwen3_5_think", "qwen3_6", "glm4moe"):
         other = with_template(templated(tokenizer, name), *recipe.chat)
@@ -443,11 +430,21 @@ def test_template_arguments_switch_thinking_off_in_every_frame(tokenizer):
 
 
 @pytest.mark.parametrize(
-    "text", ["enable_thinking", "=false", "a b=1", "a=[1]", "a={{ x }}", "a=%}", "a=", "a=null"]
+    "odd",
+    [
+        "enable_thinking",
+        {"": False},
+        {"a b": 1},
+        {"a": [1]},
+        {"a": "{{ x }}"},
+        {"a": "%}"},
+        {"a": ""},
+        {"a": None},
+    ],
 )
-def test_arguments_that_cannot_be_read_are_an_error(text):
-    with pytest.raises(RecipeError, match="template_arguments holds .*enable_thinking=false"):
-        Recipe.from_mapping({"template_arguments": text})
+def test_arguments_that_cannot_be_read_are_an_error(odd):
+    with pytest.raises(RecipeError, match="template_arguments.*enable_thinking: false"):
+        Recipe.from_mapping({"template_arguments": odd})
 
 
 def test_a_template_that_prints_the_date_gives_one_prompt_on_any_day(tokenizer):
@@ -478,7 +475,7 @@ def test_a_template_is_a_file_a_name_or_training(tokenizer, tmp_path):
 def test_the_recipes_template_reaches_the_tokenizer():
     from agentkit.policies.loading import load_agent
 
-    recipe = Recipe.from_mapping({"chat_template": "qwen3", "template_arguments": "enable_thinking=false"})
+    recipe = Recipe.from_mapping({"chat_template": "qwen3", "template_arguments": {"enable_thinking": False}})
     _, loaded = load_agent(recipe.model, chat=recipe.chat)
     assert loaded.chat_template.startswith("{% set enable_thinking = false %}{%- if tools %}")
     assert quiet(template_of, loaded).training
@@ -495,16 +492,16 @@ def table(tokenizer) -> str:
             codec = quiet(ChatCodec, templated(tokenizer, name), "", tool_schemas(Library()))
         except RecipeError as error:
             why = re.search(r"token for token: (.*?)\. Set", str(error))[1]
-            row = f"refused: {why}", "", ""
+            row = f"refused: {why}", ""
         else:
             template = codec.template
             calls = (
                 codec.format if template.shows_tools else f"{codec.format}, asked for by the system message"
             )
             ends = " or ".join(f"`{end}`" for end in dict.fromkeys(template.ends))
-            row = calls + (", TRL's training template" if template.training else ""), template.role, ends
+            row = calls + (", TRL's training template" if template.training else ""), ends
         rows.setdefault(row, []).append(name)
-    lines = ["| templates | tool calls | role of replies | end of a turn |", "|---|---|---|---|"]
+    lines = ["| templates | tool calls | end of a turn |", "|---|---|---|"]
     for row, names in sorted(rows.items(), key=lambda item: (item[0][0].startswith("refused"), item[1])):
         cells = " | ".join(cell.replace("|", "\\|") for cell in row)
         lines.append(f"| {', '.join(names)} | {cells} |")

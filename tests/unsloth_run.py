@@ -37,7 +37,7 @@ def make(folder: Path, engine: str, suite: Suite) -> AgentGRPOTrainer:
     """A trainer from the SFT agent in the folder."""
     recipe = Recipe(
         engine=engine, seed=4, temperature=0.7, steps=2, prompts_per_step=2, group_size=4, micro_batch=4, learning_rate=1e-3,
-        beta=0.02, lora_r=4, lora_alpha=8, max_tokens=256, val_every=2, val_tasks=1, tool_cache="off",
+        beta=0.02, lora_r=4, lora_alpha=8, max_tokens=256, val_every=2, val_tasks=1,
     )  # fmt: skip
     agent, tokenizer = load_agent("nano", merge=[folder / "sft"])
     run = Run.create(folder / engine)
@@ -77,7 +77,7 @@ def faults(folder: Path) -> dict[str, str]:
 
 
 def main(folder: Path) -> None:
-    recipe = Recipe(sft_transcripts=1, sft_batch=8, sft_learning_rate=1e-3, lora_r=4, tool_cache="off")
+    recipe = Recipe(sft_transcripts=1, sft_batch=8, sft_learning_rate=1e-3, lora_r=4)
     suite = Suite.build({"families": ["A"], "n_tasks": 40, "seed": 11})
     agent, tokenizer = load_agent("nano")
     shown = demonstrations(Lab.open(recipe), suite.split("train"), tokenizer)

@@ -206,8 +206,8 @@ def make_policy(model: Any, tokenizer: Any, name: str, recipe: Recipe, engine: A
         return TransformersPolicy(model, tokenizer, name, *options)
     if recipe.engine == "server":
         wait = max(600.0, recipe.trajectory_timeout_s + 60.0)  # the trajectory's own clock ends first
-        policy = ServerPolicy(recipe.servers, tokenizer, name, timeout_s=wait)
-        policy.in_flight = max(1, recipe.max_batch * len(recipe.servers) // world())
+        policy = ServerPolicy(recipe.server_urls, tokenizer, name, timeout_s=wait)
+        policy.in_flight = max(1, recipe.max_batch * len(recipe.server_urls) // world())
     else:
         room = {
             "max_length": longest(model, recipe),

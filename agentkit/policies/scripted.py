@@ -6,14 +6,13 @@ examples. A flaw strikes where it makes sense: on the shipped tools, and on any 
 """
 
 import random
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentkit.records import Task, ToolResult
-from agentkit.rollouts.chat import format_call, parse_turn, turn_after
+from agentkit.rollouts.chat import format_call, marks_of, parse_turn, turn_ids
 from agentkit.rollouts.policy import Policy, Request, Sample
-from agentkit.rollouts.template_probe import end_of_turn
 from agentkit.tasks.expert import PlanError, answer_of, fill, shows
 from agentkit.tools.outages import momentary
 
@@ -64,22 +63,29 @@ class ScriptedPolicy(Policy):
         if request.turn == 0:
             rng = random.Random(repr(request.seed))
             flaws = rng.choice(self._flaws)
-            script = play(request.task, flaws, rng, request.tool_format, request.tools)
+            clean = marks_of(self.tokenizer).inert_value  # what it quotes of a tool's reply steers nothing
+            script = play(request.task, flaws, rng, request.tool_format, request.tools, clean)
             self._scripts[request.trajectory], text = script, next(script)
         else:
             text = self._scripts[request.trajectory].send(request.results)
         parsed = parse_turn(text, request.tool_format, request.tools)
-        end = end_of_turn(self.tokenizer, called=bool(parsed.calls or parsed.errors))
-        text = turn_after(self.tokenizer, request.ids, text)
-        return self.tokenizer(text + end, add_special_tokens=False)["input_ids"]
+        return turn_ids(self.tokenizer, request.ids, text, bool(parsed.calls or parsed.errors))
 
     def end(self, trajectory: int) -> None:
         self._scripts.pop(trajectory, None)
 
 
-def play(task: Task, flaws: Flaws, rng: random.Random, tool_format: str, tools: Tools = ()) -> Script:
+def play(
+    task: Task,
+    flaws: Flaws,
+    rng: random.Random,
+    tool_format: str,
+    tools: Tools = (),
+    clean: Callable[[Any], Any] = lambda value: value,
+) -> Script:
     """One trajectory of the flawed expert: yields each turn's text and is sent the results of its calls.
-    ``tools`` are their JSON schemas, by which some formats write numbers and lists.
+    ``tools`` are their JSON schemas, by which some formats write numbers and lists; ``clean`` is given what
+    calls and answers say.
 
     Raises:
         PlanError: the task's plan cannot be played; the message names the step.
@@ -92,7 +98,7 @@ def play(task: Task, flaws: Flaws, rng: random.Random, tool_format: str, tools: 
     for number, step in enumerate(plan):
         arguments, flaw = step["arguments"], _flaw(task, step, number == 0, flaws, rng)
         if flaw == "in_head":
-            yield _answer(_guess(task, rng))
+            yield _answer(clean(_guess(task, rng)))
             return
         if flaw == "give_up":
             yield _answer("I could not find this.")
@@ -108,7 +114,7 @@ def play(task: Task, flaws: Flaws, rng: random.Random, tool_format: str, tools: 
             arguments = arguments | {"expression": _wrong(arguments["expression"], rng)}
         elif bug is not None and "code" in arguments:
             arguments = arguments | {"code": arguments["code"].replace(task.meta["solution"], bug)}
-        arguments = fill(arguments, values)
+        arguments = clean(fill(arguments, values))
         if rng.random() < flaws.malformed:
             yield _slip(task, step["tool"], arguments, rng, tool_format, tools)
         for _ in range(TRIES):
@@ -122,9 +128,9 @@ def play(task: Task, flaws: Flaws, rng: random.Random, tool_format: str, tools: 
         if not result.ok:
             break
     if bug is not None and "answer_if" in task.meta:
-        yield _answer(bug)
+        yield _answer(clean(bug))
     else:
-        yield _answer(answer_of(task, values[-1]) if values else task.answer)
+        yield _answer(clean(answer_of(task, values[-1]) if values else task.answer))
 
 
 def _plan(task: Task, tool_format: str, tools: Tools) -> list[dict]:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from agentkit.recipe import Recipe, RecipeError
 from agentkit.rewards import calls, components
-from agentkit.rewards.scoring import Product, Reward, product, with_noise
+from agentkit.rewards.scoring import Reward, product
 
 
 def plan(
@@ -61,25 +61,27 @@ def tcr_paper(max_tokens: int = 10_480, buffer: int = 3_000) -> Reward:
 
 
 def from_recipe(recipe: Recipe, own: Reward = MappingProxyType({})) -> Reward:
-    """The recipe's preset and a lab's ``own`` components, with the further ones and the noise it asks for."""
-    overlong = recipe.max_tokens, min(recipe.overlong_buffer, recipe.max_tokens)
-    presets = {
-        "plan": plan(recipe.reward_correctness, recipe.reward_format, recipe.reward_efficiency),
-        "none": {},
-        "toolrl": toolrl(),
-        "toolrla": toolrla(),
-        "tcr": tcr(*overlong),
-        "tcr_paper": tcr_paper(*overlong),
-    }
-    further = {
-        "process": (components.process, recipe.reward_process),
-        "overlong": (components.dapo_overlong(*overlong), recipe.reward_overlong),
-        "judge": (components.judged(), recipe.reward_judge),
-    }
-    preset = presets[recipe.reward]  # tcr has its own overlong: another is added, not put in its place
-    further = {f"further_{n}" if n in preset else n: part for n, part in further.items() if part[1]}
-    reward = {**preset, **further, **own}
+    """The recipe's preset or the components that it weighs, and a lab's ``own``."""
+    # published with 3,000 of 10,480 tokens; shorter answers get as large a share
+    overlong = recipe.max_tokens, min(3_000, recipe.max_tokens * 5 // 16)
+    if isinstance(recipe.reward, dict):
+        named = {name: part for name, (part, _) in own.items()}
+        named |= {name: part for name, (part, _) in plan().items()}
+        named |= {"process": components.process, "overlong": components.dapo_overlong(*overlong)}
+        named |= {"judge": components.judged()}
+        if unknown := recipe.reward.keys() - named.keys():
+            raise RecipeError(f"reward names {min(unknown)[:60]!r}; the components are {', '.join(named)}")
+        reward = {**own, **{name: (named[name], weight) for name, weight in recipe.reward.items()}}
+    else:
+        presets = {
+            "plan": plan(),
+            "none": {},
+            "toolrl": toolrl(),
+            "toolrla": toolrla(),
+            "tcr": tcr(*overlong),
+            "tcr_paper": tcr_paper(*overlong),
+        }
+        reward = {**presets[recipe.reward], **own}
     if not reward:
         raise RecipeError("reward none starts from nothing: name components in the lab file's rewards")
-    reward = Product(reward) if recipe.reward_combine == "product" else reward
-    return with_noise(reward, recipe.reward_noise, recipe.seed) if recipe.reward_noise else reward
+    return reward

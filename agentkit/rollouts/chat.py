@@ -9,9 +9,10 @@ and writing calls (call_formats.py).
 import json
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
-from agentkit.records import ParsedTurn, RecipeError
+from agentkit.records import DataError, ParsedTurn, RecipeError
 from agentkit.rollouts.call_formats import (
     FORMATS,
     MAX_CALLS,
@@ -41,6 +42,11 @@ CUT = "\n[cut: {} more tokens]"
 _EACH = "For each function call"  # where HERMES says how calls are written
 # what frames a reply and may be plain text to a tokenizer, as it is to Qwen2.5's
 _RESPONSE = ("<tool_response>", "</tool_response>")
+# what a turn is made of, and may be a token of its own
+FRAMES = frozenset(
+    (THINK, THOUGHT, "<tool_call>", "</tool_call>", "<|python_tag|>")
+    + tuple(f"<{mark}arg_{part}>" for mark in ("", "/") for part in ("key", "value"))
+)
 _TAIL = 32  # tokens in which a template's last word stands
 
 
@@ -59,6 +65,72 @@ def turn_after(tokenizer: Any, ids: Sequence[int], text: str) -> str:
 def opens_thought(tokenizer: Any, ids: Sequence[int]) -> bool:
     """Whether a turn that follows these ids begins inside a thought, as some chat templates have it."""
     return exact_decode(tokenizer)(ids[-_TAIL:]).rstrip().endswith(THINK)
+
+
+def turn_ids(tokenizer: Any, before: Sequence[int], text: str, called: bool) -> list[int]:
+    """Ids of a turn that somebody wrote, as it follows the ids ``before``, with its end: what a policy could
+    have sampled.
+
+    Raises DataError where a control token stands in it, which would end the turn or begin another.
+    """
+    text = turn_after(tokenizer, before, text) + end_of_turn(tokenizer, called)
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if inside := marks_of(tokenizer).steering.intersection(ids[:-1]):
+        mark = tokenizer.decode([min(inside)], skip_special_tokens=False)
+        raise DataError(f"a turn holds the control token {mark}, which no policy samples before its end")
+    return ids
+
+
+def marks_of(tokenizer: Any) -> "Marks":
+    return _marks(tokenizer, len(tokenizer.added_tokens_decoder))  # a test may add some
+
+
+@lru_cache(maxsize=16)
+def _marks(tokenizer: Any, count: int) -> "Marks":
+    return Marks(tokenizer)
+
+
+class Marks:
+    """The tokens that steer the chat for one tokenizer, and text that holds none of them.
+
+    Attributes:
+        ids: all control tokens, the frames of calls and thoughts included.
+        steering: those that no turn holds before its end.
+    """
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer = tokenizer
+        control = {i: t for i, t in tokenizer.added_tokens_decoder.items() if _is_control(t)}
+        self.ids = frozenset(control)
+        self.steering = frozenset(i for i, t in control.items() if t.special and t.content not in FRAMES)
+        strings = {token.content.strip() for token in control.values()} | {*_RESPONSE}
+        strings = sorted(strings, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, strings)) or r"(?!)")
+
+    def inert(self, text: str) -> tuple[str, list[int]]:
+        """Text with every control token's and frame's string broken by a space, and lone surrogates replaced;
+        and its ids: both are needed of long replies, and encoding them takes time.
+
+        Repeated until nothing is left, since breaking one string may complete another. A control token that
+        the tokenizer makes of other characters, such as full-width ones, is left out.
+        """
+        text = text.encode("utf-8", "replace").decode()
+        while True:
+            while self._pattern.search(text):
+                text = self._pattern.sub(lambda m: f"{m[0][0]} {m[0][1:]}" if len(m[0]) > 1 else " ", text)
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+            if self.ids.isdisjoint(ids):
+                return text, ids
+            ids = [i for i in ids if i not in self.ids]
+            text = exact_decode(self.tokenizer)(ids)
+
+    def inert_value(self, value: Any) -> Any:
+        """A JSON value, such as a call's arguments, with every text in it inert."""
+        if isinstance(value, str):
+            return self.inert(value)[0]
+        if isinstance(value, dict):
+            return {self.inert(key)[0]: self.inert_value(item) for key, item in value.items()}
+        return [self.inert_value(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _is_control(token: Any) -> bool:
@@ -105,21 +177,15 @@ class ChatCodec:
                 example = format_call("function_name", {"argument_name": "value"}, self.format)
                 shown = f"{shown.partition(_EACH)[0]}{_EACH}, write it like this:\n{example}"
             self.system_prompt = f"{self.system_prompt}\n\n{shown}".strip()
-        control = {i: t.content.strip() for i, t in tokenizer.added_tokens_decoder.items() if _is_control(t)}
-        self.control_ids = frozenset(control)
-        broken = sorted({*control.values(), *_RESPONSE}, key=len, reverse=True)
-        self._control = re.compile("|".join(map(re.escape, broken)) or r"(?!)")
+        self.marks = marks_of(tokenizer)
         self.ends = end_of_turn_ids(tokenizer)
         self._end = self._encode(end_of_turn(tokenizer, called=True))
         self._frames: dict[int, list[list[int]]] = {}
 
     def prompt_ids(self, prompt: str) -> tuple[int, ...]:
         """Ids of system prompt, tools and question, up to where the policy's first turn starts."""
-        question = self.inert(prompt)
+        question = self.marks.inert(prompt)[0]
         messages = [{"role": "system", "content": self.system_prompt}, {"role": "user", "content": question}]
-        if not self.template.system:
-            whole = f"{self.system_prompt}\n\n{question}".strip()
-            messages = [{"role": "user", "content": whole}]
         return tuple(self._encode(self._render(messages, add_generation_prompt=True)))
 
     def observation_ids(self, observations: Sequence[str], turn: Sequence[int] = ()) -> list[int]:
@@ -176,26 +242,7 @@ class ChatCodec:
 
     def text_ids(self, text: str) -> list[int]:
         """Ids of untrusted text: none of them is a control token."""
-        return self._inert(text)[1]
-
-    def inert(self, text: str) -> str:
-        """Text with every added-token and framing string broken by a space, and lone surrogates replaced."""
-        return self._inert(text)[0]
-
-    def _inert(self, text: str) -> tuple[str, list[int]]:
-        """Inert text, and its ids: both are needed of long replies, and encoding them takes time.
-
-        Repeated until nothing is left, since breaking one string may complete another. A control token that
-        the tokenizer makes of other characters, such as full-width ones, is left out.
-        """
-        text = text.encode("utf-8", "replace").decode()
-        while True:
-            while self._control.search(text):
-                text = self._control.sub(lambda m: f"{m[0][0]} {m[0][1:]}" if len(m[0]) > 1 else " ", text)
-            ids = self._encode(text)
-            if self.control_ids.isdisjoint(ids):
-                return text, ids
-            text = self.decode([i for i in ids if i not in self.control_ids])
+        return self.marks.inert(text)[1]
 
     def _render(self, messages: list[dict], **options: Any) -> str:
         return self.tokenizer.apply_chat_template(
@@ -212,8 +259,8 @@ class ChatCodec:
 
     def _frame(self, count: int) -> list[list[int]]:
         """Ids of the template's text before the first of so many replies, between, and after the last."""
-        role, replies = self.template.role, [REPLY.format(i) for i in range(count)]
-        messages = [{"role": "user", "content": "question"}, *turn_with(replies, role)]
+        replies = [REPLY.format(i) for i in range(count)]
+        messages = [{"role": "user", "content": "question"}, *turn_with(replies)]
         after = behind(self._render(messages, add_generation_prompt=True))
         tail = after.partition(self.template.ends[0])[2]
         return [self._encode(piece) for piece in re.split(REPLY.format(r"\d+"), tail)]

@@ -126,7 +126,7 @@ def counts(recipe: Recipe, n_test: int = 0, dead: float = 0.0) -> dict[str, int]
     recipe = _planned(recipe)
     sizes = _sizes(recipe)
     test, validation, train = n_test or sizes["test"], sizes["validation"], sizes["train"]
-    batch, controls = recipe.prompts_per_step * recipe.group_size, recipe.control_names
+    batch, controls = recipe.prompts_per_step * recipe.group_size, recipe.controls
     shown = min(train, recipe.sft_tasks or train)
     evaluated = test * recipe.test_samples
     steps = math.ceil(recipe.steps / recipe.num_iterations / recipe.minibatches)  # that sample
@@ -138,7 +138,7 @@ def counts(recipe: Recipe, n_test: int = 0, dead: float = 0.0) -> dict[str, int]
         + train * recipe.filter_rollouts,
         "rollouts": rollouts,
         "updates": updates,
-        "validation": validations(recipe) * min(recipe.val_tasks, validation) * recipe.val_samples,
+        "validation": validations(recipe) * min(recipe.val_tasks, validation),
         "final": evaluated * (1 + len(controls)),
         "control rollouts": rollouts * ("rft" in controls),
         "control updates": sum(
@@ -215,7 +215,7 @@ def told(run: Run, recipe: Recipe, n_test: int) -> dict[str, float]:
     before = stages.get("02_baseline", {})
     if seconds := before.get("measured", {}).get("sft"):
         n = counts(recipe, n_test)
-        base = n["final"] / (1 + len(recipe.control_names)) * (recipe.measure_base and recipe.sft)
+        base = n["final"] / (1 + len(recipe.controls)) * (recipe.measure_base and recipe.sft)
         found["evaluation"] = seconds * before.get("devices", recipe.processes) / (n["baseline"] - base)
     return found
 
@@ -252,7 +252,7 @@ def measured_rates(run: Run) -> Rates:
     if PHASES[4] in spent:
         stage = run.manifest["stages"]["05_compare"]
         apart = sum(took.get("seconds", 0.0) for took in stage.get("controls", {}).values())  # tests included
-        tested = n["final"] / (1 + len(recipe.control_names))
+        tested = n["final"] / (1 + len(recipe.controls))
         evaluation = spent[PHASES[4]] * max(0.0, 1 - apart / (stage["seconds"] or 1.0)) / tested
     elif validated:
         evaluation = spent[PHASES[3]] / (validated * n["validation"] / validations(_planned(recipe)))

@@ -61,8 +61,7 @@ def choose(recipe: Recipe, count: int) -> Topology:
         )
     if processes == 1 and count <= 1:
         return Topology("here", 1, cards, "one device does everything in turn")
-    if "prompts_per_step" in recipe.given:  # else of a notebook that does not train
-        refuse(batch_rules(recipe.but(processes=processes)))
+    refuse(batch_rules(recipe.but(processes=processes)))
     why = "all cards roll out and then all train" if cards else f"processes: {processes} on the CPU"
     return Topology("colocate", processes, cards, why)
 
@@ -97,11 +96,10 @@ def _goes(recipe: Recipe, processes: int) -> bool:
 def patience(recipe: Recipe) -> float:
     """Seconds that a process may wait for the others: all their trajectories may run into their limit."""
     test = math.ceil(0.15 * recipe.n_tasks) * recipe.test_samples
-    most = max(recipe.prompts_per_step * recipe.group_size, recipe.val_tasks * recipe.val_samples, test)
+    most = max(recipe.prompts_per_step * recipe.group_size, recipe.val_tasks, test)
     return SETTING_UP_S + math.ceil(most / recipe.max_batch) * recipe.trajectory_timeout_s
 
 
 def settled(recipe: Recipe, topology: Topology) -> dict[str, Any]:
     """The recipe that one of the processes works with."""
-    known = _goes(recipe, topology.processes)  # a notebook that does not train has not the recipe's batch
-    return recipe.everything() | {"processes": topology.processes if known else 1}
+    return recipe.everything() | {"processes": topology.processes}

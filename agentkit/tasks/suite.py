@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from agentkit import sandbox
-from agentkit.recipe import listed
 from agentkit.records import SandboxError, SuiteError, Task
 from agentkit.runs import read_tasks, task_problem, with_progress, write_tasks
 from agentkit.runs.files import located
@@ -184,7 +183,8 @@ def family_names(names: Any, known: Mapping[str, Family]) -> list[str]:
 
 
 def _listed(names: str | Sequence[Any]) -> list[str]:
-    return listed(names if isinstance(names, str) else ",".join(map(str, names)))
+    text = names if isinstance(names, str) else ",".join(map(str, names))
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _check_spec(spec: Any) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from agentkit.lab import Lab
 
 WARMUP = 10  # steps
+MICRO_BATCH = 8  # demonstrations in one forward and backward pass, at most
 IGNORED = -100  # the label of a token that is not trained on
 
 
@@ -127,7 +128,7 @@ def fine_tune(
     ``step`` and ``loss``, nats a trained token.
     """
     share = max(1, recipe.sft_batch // world())
-    rows = max(n for n in range(1, min(share, recipe.sft_micro_batch) + 1) if share % n == 0)
+    rows = max(n for n in range(1, min(share, MICRO_BATCH) + 1) if share % n == 0)
     settings = {
         "output_dir": str(out.parent),  # nothing is written there
         "num_train_epochs": recipe.sft_epochs,

@@ -15,11 +15,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agentkit.records import RunError, StopReason, Task, Trajectory, Turn
+from agentkit.records import DataError, RunError, StopReason, Task, Trajectory, Turn
 from agentkit.rollouts.call_formats import THINK, THOUGHT, format_call, parse_stored, parse_turn, with_thought
-from agentkit.rollouts.chat import ChatCodec, turn_after
+from agentkit.rollouts.chat import ChatCodec, turn_ids
 from agentkit.rollouts.mask import Completion
-from agentkit.rollouts.template_probe import end_of_turn
 from agentkit.runs import read_rows
 from agentkit.tools.environments import SYSTEM_PROMPT
 from agentkit.tools.runtime import example, tool_schemas, tools_of
@@ -88,11 +87,11 @@ def _encoded(row: Mapping[str, Any], place: str, codec: ChatCodec) -> Trajectory
     completion, turns = Completion(), []
     for turn in written:
         before = [*prompt_ids, *completion.ids]
-        text = turn_after(codec.tokenizer, before, _in_format(turn, codec, place))
-        end = end_of_turn(codec.tokenizer, called=bool(turn.results))
-        said = codec.tokenizer(text + end, add_special_tokens=False)["input_ids"]
-        said = said[: codec.turn_end(said)]
-        turns.append(Turn(text, completion.sampled(said, [0.0] * len(said)), turn.results))
+        try:
+            said = turn_ids(codec.tokenizer, before, _in_format(turn, codec, place), bool(turn.results))
+        except DataError as error:
+            raise RunError(f"{place}: {error}") from None
+        turns.append(Turn(codec.decode(said), completion.sampled(said, [0.0] * len(said)), turn.results))
         if turn.results:
             completion.observed(_replies(codec, turn))
     return Trajectory(
@@ -135,7 +134,10 @@ def _unmarked(text: str) -> str:
 
 
 def _in_format(turn: Turn, codec: ChatCodec, place: str) -> str:
-    """A turn whose calls were read in Hermes form, with thought and calls as this agent writes them."""
+    """A turn whose calls were read in Hermes form, with thought and calls as this agent writes them; what it
+    quotes of the chat's own marks is broken up, as it is where a tool says it.
+    """
+    inert = codec.marks.inert_value
     parsed, thought = parse_stored(turn.text), _THOUGHT.match(turn.text)
     if parsed.errors:
         raise RunError(f"{place}: an assistant's calls cannot be read again: {parsed.errors[0]}")
@@ -147,12 +149,12 @@ def _in_format(turn: Turn, codec: ChatCodec, place: str) -> str:
     if len(turn.results) != len(asked) or told != sorted(told, key=asked.index):
         raise RunError(f"{place}: the {len(asked)} calls of a turn need a reply each, in order or by id")
     try:
-        calls = [format_call(*call, codec.format, codec.tools) for call in asked]
+        calls = [format_call(name, inert(given), codec.format, codec.tools) for name, given in asked]
     except ValueError as error:
         raise RunError(f"{place}: {error}") from None
-    text = "\n".join([parsed.text, *calls] if parsed.text else calls)
+    text = "\n".join([inert(parsed.text), *calls] if parsed.text else calls)
     if not text:
         raise RunError(f"{place}: an assistant's message has neither text nor tool_calls")
     if parsed.text and len(parse_turn(text, codec.format, codec.tools).calls) != len(asked):
         raise RunError(f"{place}: in {codec.format}'s form no text stands before a call: leave it out")
-    return with_thought(thought[1].strip(), text) if thought else text
+    return with_thought(inert(thought[1].strip()), text) if thought else text

@@ -32,7 +32,7 @@ from agentkit.training.sft import demonstrations
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")]
 RECIPE = Recipe(
     steps=2, prompts_per_step=2, group_size=4, micro_batch=4, learning_rate=1e-3, lora_r=4, lora_alpha=8, max_tokens=256,
-    val_every=2, val_tasks=2, tool_cache="off",
+    val_every=2, val_tasks=2,
 )  # fmt: skip
 
 
@@ -44,7 +44,7 @@ without_vllm = pytest.mark.skipif(
 @pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=without_vllm)])
 def test_sampled_logprobs_are_the_models(engine, suite):
     model, tokenizer = load_agent("nano")
-    recipe = Recipe(engine=engine, max_tokens=256, tool_cache="off")
+    recipe = Recipe(engine=engine, max_tokens=256)
     assert model.device.type == "cuda"
     with make_policy(model, tokenizer, "cuda", recipe) as policy:
         for t in rollout(suite.split("train")[:4], policy, **Lab.open(recipe).options(group_size=2, seed=1)):

@@ -241,7 +241,7 @@ def test_no_tool_text_becomes_a_control_token(kind, request, corpus, tmp_path):
         tokenizer = made(kind) if kind in CONTROL else mistral(kind, tmp_path)
     codec = ChatCodec(tokenizer, "system", tool_schemas(CorpusEnvironment(corpus)))
     own = [t.content for t in tokenizer.added_tokens_decoder.values() if t.special or not t.content.isalnum()]
-    assert len(own) >= 3 and codec.control_ids
+    assert len(own) >= 3 and codec.marks.ids
     assert steering(
         codec, tokenizer("".join(own), add_special_tokens=False)["input_ids"]
     )  # raw text does steer
@@ -280,4 +280,4 @@ def test_no_tool_text_becomes_a_control_token(kind, request, corpus, tmp_path):
 
 
 def steering(codec: ChatCodec, ids: list[int]) -> list[int]:
-    return sorted(i for i in ids if i in codec.control_ids)
+    return sorted(i for i in ids if i in codec.marks.ids)

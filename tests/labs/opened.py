@@ -24,7 +24,7 @@ def lab_file(name: str) -> ModuleType:
 def opened(name: str, **changes: Any) -> Lab:
     """A lab whose one family has the file's name, with the file's own reward."""
     recipe = {"lab": str(LABS / f"{name}.py"), "families": name, "reward": "none", "suite_seed": 1}
-    return Lab.open(recipe | {"tool_cache": "off"} | changes)
+    return Lab.open(recipe | changes)
 
 
 def take_two_steps(lab: Lab, suite: Suite, run: Run) -> None:

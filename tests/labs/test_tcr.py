@@ -41,7 +41,6 @@ def drafted():
         "n_tasks": 30,
         "suite_seed": 1,
         "reward": "tcr",
-        "tool_cache": "off",
     }
     lab = Lab.open(recipe)
     return lab, lab.suite()
@@ -129,7 +128,7 @@ def test_rows_are_families_by_source_and_a_limit_is_shared_evenly(tmp_path):
     found = [task.family for task in Suite.load(out)]
     assert {s: found.count(s) for s in SOURCES} == dict.fromkeys(SOURCES, 6) | {"omni_math": 3}
     assert found == sorted(found, key=SOURCES.index), "in the order of the file"
-    lab = Lab.open({"tasks": str(out), "suite_seed": 1})
+    lab = Lab.open({"lab": str(LABS / "tcr.py"), "tasks": str(out), "suite_seed": 1})
     assert {task.split for task in lab.suite()} == {"train", "validation", "test"}
     for source in SOURCES:
         assert set(tools_of(lab.environments[source]())) == {"code_interpreter"}
@@ -182,7 +181,7 @@ def test_the_published_table_comes_out_and_what_it_hides(tmp_path, tokenizer, na
     """Rows, tool, rollout, verifier, reward, table: one row of each benchmark and a call in each trajectory."""
     rows = [row(source, truth="B" if source == "gpqa_science" else "7") for source in PUBLISHED]
     tasks = hub.load("open_agentrl", write(tmp_path / "test.jsonl", *rows), split="test").tasks
-    lab = Lab.open({"reward": "tcr", "tool_cache": "off", "max_tokens": 10_480, "overlong_buffer": 3_000,
+    lab = Lab.open({"reward": "tcr", "max_tokens": 10_480,
                     "lab": str(LABS / f"{name}.py")})  # fmt: skip
     answers = {"deepscaler": "Answer: 7", "taco_code": f"```python\n{SEVEN}\n```"}
     call = format_call("code_interpreter", {"code": "6 + 1"}, "hermes")
@@ -213,7 +212,7 @@ def _measured(lab, tried, tasks):
 
 def test_a_table_of_what_was_never_scored_says_so(tmp_path, tokenizer):
     (task,) = hub.load("open_agentrl", write(tmp_path / "a.jsonl", row("deepscaler"))).tasks
-    (tried,) = Lab.open({"tool_cache": "off"}).rollout([task], Says(tokenizer, "Answer: 7"))
+    (tried,) = Lab.open({}).rollout([task], Says(tokenizer, "Answer: 7"))
     table = score_table({"a": [replace(tried, success=None, reward=None, components={})]}, [task])
     assert list(table.iloc[0]) == ["–", "–", "–", 0]
 
@@ -266,12 +265,6 @@ def test_epochs_are_steps_over_the_training_tasks(drafted):
     both = Recipe.from_mapping({"epochs": 2, "steps": 5, "prompts_per_step": 2})
     assert (both.planned(4).steps, both.planned(100).steps) == (4, 5)
     assert Recipe.from_mapping({"steps": 7}).planned(100).steps == 7
-    cells = json.loads((PARAMS.parent / "notebooks/03_grpo.ipynb").read_text())["cells"]
-    (cell,) = [c for c in cells if "parameters" in c["metadata"].get("tags", ())]
-    namespace: dict = {}
-    exec("".join(cell["source"]), namespace)
-    injected = recipe.used()  # papermill's, after the notebook's own
-    assert Recipe.from_notebook(namespace | injected).planned(490).steps == recipe.planned(490).steps == 1_464
     rollouts = counts(Recipe.from_mapping({"epochs": 3, "n_tasks": 700, "prompts_per_step": 4}))["rollouts"]
     assert rollouts == 366 * 4 * 8
     lab, suite = drafted
@@ -345,14 +338,9 @@ def test_the_real_recipe_says_what_was_published():
         0.0,
         "dapo",
     )
-    assert (recipe.prompts_per_step, recipe.minibatches, recipe.epochs, recipe.overlong_buffer) == (
-        4,
-        4,
-        3,
-        3000,
-    )
+    assert (recipe.prompts_per_step, recipe.minibatches, recipe.epochs) == (4, 4, 3)
     assert recipe.reward == "tcr" and recipe.filter_rollouts == 8
-    assert set(SOURCES) == set(Lab.open(recipe).contents().loc["family", "name"])
+    assert set(SOURCES) <= set(Lab.open(recipe).contents().loc["family", "name"])
 
 
 @pytest.mark.slow

@@ -2,9 +2,9 @@
 
 An environment offers it as a class method ``render(task, trajectory, turn)``, which gives text, a ``Table``,
 a ``Picture``, an ``Image`` or None for the time after the turn of that index. It is computed when somebody
-looks, from the records alone: there is no environment behind it, no tool is called and no program of a model
-runs. As a class method it is no tool, here and in TRL. Whatever it gives is bounded, and what cannot be shown
-is a sentence. Leaves out drawing the page (the JavaScript files).
+looks, from the records alone: there is no environment behind it and no tool is called. As a class method it
+is no tool, here and in TRL. Whatever it gives is bounded, and what cannot be shown is a sentence. Leaves out
+drawing the page (the JavaScript files).
 """
 
 import base64

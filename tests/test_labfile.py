@@ -1,0 +1,98 @@
+"""Lab files are loaded anew, each with its own modules, and their digest holds what they import."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from agentkit.recipe import RecipeError
+from agentkit.runs.labfile import lab_digest, load_module
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+def test_a_package_beside_a_lab_file_is_part_of_its_digest(tmp_path):
+    lab = write(tmp_path / "lab.py", "from shop import prices\n")
+    (tmp_path / "shop").mkdir()
+    write(tmp_path / "shop" / "__init__.py", "")
+    part = write(tmp_path / "shop" / "prices.py", "PRICE = 1\n")
+    before = lab_digest(lab)
+    part.write_text("PRICE = 2\n")
+    assert lab_digest(lab) != before
+
+
+def test_what_a_lab_file_imports_is_loaded_anew_in_an_open_kernel(tmp_path):
+    lab = write(tmp_path / "own_lab.py", "from own_shop.prices import PRICE\n")
+    (tmp_path / "own_shop").mkdir()
+    write(tmp_path / "own_shop" / "__init__.py", "")
+    part = write(tmp_path / "own_shop" / "prices.py", "PRICE = 1\n")
+    assert load_module(lab).PRICE == 1
+    kept = sys.modules["own_shop.prices"]
+    assert load_module(lab).PRICE == 1 and sys.modules["own_shop.prices"] is kept
+    part.write_text("PRICE = 22\n")
+    assert load_module(lab).PRICE == 22
+    part.write_text("PRICE =\n")
+    with pytest.raises(RecipeError, match="prices.py, line 1: SyntaxError"):
+        load_module(lab)
+
+
+def test_two_labs_import_each_their_own_module_of_one_name(tmp_path):
+    for version in ("v1", "v2"):
+        (tmp_path / version).mkdir()
+        write(tmp_path / version / "lab.py", "from own_helpers import name\nimport random\n")
+        write(tmp_path / version / "own_helpers.py", f"name = {version!r}\n")
+        write(tmp_path / version / "random.py", "")
+    kept = sys.modules["random"]
+    for version in ("v1", "v2", "v1"):
+        module = load_module(tmp_path / version / "lab.py")
+        assert module.name == version
+    assert sys.modules["random"] is kept and str(tmp_path / "v1") not in sys.path[:1]
+
+
+def test_two_labs_and_an_edited_one_import_their_own_parts_of_a_folder_of_one_name(tmp_path):
+    for version in ("v1", "v2"):
+        (tmp_path / version / "own_store").mkdir(parents=True)
+        write(tmp_path / version / "lab.py", "from own_store import prices\n")
+        write(tmp_path / version / "own_store" / "prices.py", f"name = {version!r}\n")
+    for version in ("v1", "v2", "v1"):
+        assert load_module(tmp_path / version / "lab.py").prices.name == version
+    write(tmp_path / "v1" / "own_store" / "prices.py", "name = 'edited'\n")
+    assert load_module(tmp_path / "v1" / "lab.py").prices.name == "edited"
+
+
+def test_a_module_beside_a_lab_file_hides_no_library(tmp_path, monkeypatch):
+    lab = write(tmp_path / "lab.py", "from own_beside import name\nimport colorsys\n")
+    write(tmp_path / "own_beside.py", "name = 1\n")
+    write(tmp_path / "colorsys.py", "")
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    assert load_module(lab).colorsys.rgb_to_hsv and load_module(lab).name == 1
+
+
+def test_loading_a_lab_file_keeps_modules_that_no_lab_file_imported(tmp_path, monkeypatch):
+    lab = write(tmp_path / "lab.py", "from own_kit.sizes import SIZE\ndef later(): import own_notes\n")
+    (tmp_path / "own_kit").mkdir()
+    sizes = write(tmp_path / "own_kit" / "sizes.py", "SIZE = 1\n")
+    write(tmp_path / "own_notes.py", "")
+    files = {
+        "own_kit._fast": tmp_path / "own_kit" / "_fast.so",
+        "own_notes": tmp_path / "nb" / "own_notes.py",
+    }
+    for name, file in files.items():
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        sys.modules[name].__file__ = str(file)
+    kept = {name: sys.modules[name] for name in files}
+    for size in (1, 22):
+        sizes.write_text(f"SIZE = {size}\n")
+        assert size == load_module(lab).SIZE
+        assert all(sys.modules[name] is module for name, module in kept.items())
+
+
+def test_a_lab_file_with_a_byte_order_mark_is_read(tmp_path):
+    lab = tmp_path / "marked_lab.py"
+    lab.write_bytes("\ufeffSIZE = 3\n".encode())
+    assert load_module(lab).SIZE == 3 and lab_digest(lab)
