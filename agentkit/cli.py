@@ -477,13 +477,14 @@ def audit_command(
     """
     from agentkit.lab import Lab
     from agentkit.tasks import Suite
+    from agentkit.tasks.expert import wrong_plans
 
     tasks = Suite.load(suite := located(suite)).tasks
     run = (suite if suite.is_dir() else suite.parent).resolve()
     is_run = not lab and (run / "run.json").exists()
     opened = Lab.of(load_run(run)) if is_run else Lab.open({"lab": str(located(lab))} if lab else {})
     tasks = Suite(tasks, opened.environments)
-    rows = tasks.audit() + opened.wrong_plans(tasks)
+    rows = tasks.audit() + wrong_plans(tasks, opened.environments)
     status = 0 if all(row["passed"] for row in rows) else 1
     return _print(as_json, {"tasks": len(tasks), "rows": rows}, _audit_text(rows, len(tasks)), status)
 
@@ -519,12 +520,13 @@ def gaia_command(
     """
     from agentkit.evaluation.tables import level_table
     from agentkit.lab import Lab
+    from agentkit.training.jobs import gaia
 
     folder, wanted = load_run(run), [word.strip() for word in levels.split(",")]
     if not set(wanted) <= {"1", "2", "3"}:
         raise DataError(f"--levels {levels[:40]!r}: use 1, 2 and 3, with commas")
     options = {"policies": [name.strip() for name in policies.split(",")], "levels": list(map(int, wanted))}
-    comparison = Lab.of(folder).gaia(folder, file or "hub", limit=limit, **options)
+    comparison = gaia(Lab.of(folder), folder, file or "hub", limit=limit, **options)
     table = level_table(comparison.policies, comparison.paired).to_string()
     lines = [*comparison.lead(), f"{table}\n", *comparison.sentences()]
     text = "\n".join([*lines, str(folder.file("gaia.json"))])

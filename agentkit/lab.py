@@ -21,8 +21,8 @@ from typing import Any, Self
 import pandas as pd
 
 from agentkit import verifiers
-from agentkit.evaluation import Comparison, Samples, compare, compare_by, html, tables
-from agentkit.records import DataError, Task, Trajectory
+from agentkit.evaluation import Comparison, Samples, compare_by
+from agentkit.records import Task, Trajectory
 from agentkit.rewards import Reward, check_reward, from_recipe, judged_again, of_environments, score_all
 from agentkit.rollouts import Limits, prompt_lengths, rollout
 from agentkit.rollouts.policy import Policy
@@ -33,22 +33,22 @@ from agentkit.runs import (
     Run,
     find_file,
     read_json,
-    with_progress,
     write_json,
     write_scores,
     write_trajectories,
 )
 from agentkit.runs.labfile import blame, lab_digest, load_module
-from agentkit.tasks import PlanError, Suite, SuiteError, shipped_families, solve
+from agentkit.tasks import Suite, SuiteError, shipped_families
+from agentkit.tasks.expert import wrong_plans
 from agentkit.tasks.family import Family, Measure, with_content_id
 from agentkit.tasks.pass_rates import learnable, pass_rates, with_pass_rates
-from agentkit.tasks.public import gaia, hub, public_families
+from agentkit.tasks.public import hub, public_families
 from agentkit.tasks.splits import a_fifth, assign_splits
 from agentkit.tasks.suite import family_names, that_can_be_judged
 from agentkit.tools.cache import ToolCache, default_path
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.runtime import example, tool_schemas, tools_of
-from agentkit.trajectories import by_task, verifier_kind
+from agentkit.trajectories import verifier_kind
 
 NAMES = ("families", "verifiers", "rewards")  # what a lab file may define, each a dictionary
 PASS_RATES = "pass_rates.json"  # of the training tasks, where they are filtered
@@ -226,28 +226,9 @@ class Lab:
             )
         return Suite(tasks, self.environments)
 
-    def wrong_plans(self, suite: Suite) -> list[dict[str, Any]]:
-        """Rows as of an audit, one for each task whose plan does not lead to a right answer."""
-        rows = []
-        for task in with_progress(list(suite), "plans", "task"):
-            untried = not task.meta.get("plan") or verifier_kind(task) == "judge"
-            if untried or task.family not in self.families:
-                continue
-            row = {"check": "plan", "verifier": verifier_kind(task), "passed": False, "task": task.id}
-            try:
-                solution = solve(task, example(self.families[task.family].environment))
-                score = verifiers.verify(task, solution)
-            except (PlanError, TypeError, ValueError) as error:  # of a verifier, what an audit says too
-                rows.append(row | {"answer": "", "value": None, "why": str(error)})
-                continue
-            if score.value == 0.0:
-                why = f"{task.prompt!r} has the answer {task.answer!r}; its plan gives {solution.answer!r}"
-                rows.append(row | {"answer": solution.answer, "value": score.value, "why": why})
-        return rows
-
     def check_plans(self, suite: Suite) -> None:
         """Raise SuiteError where plans of a given suite lead to no right answer; a built one was solved."""
-        if self.recipe.tasks and (wrong := self.wrong_plans(suite)):
+        if self.recipe.tasks and (wrong := wrong_plans(suite, self.environments)):
             raise SuiteError(
                 f"the plans of {len(wrong)} of {len(suite)} tasks do not lead to their answers "
                 f"({'; '.join(row['why'] for row in wrong[:3])}). Mend these meta['plan'], or leave them out"
@@ -380,49 +361,6 @@ class Lab:
         _on_main_process(partial(write_trajectories, path, measured))
         return measured
 
-    def gaia(
-        self,
-        run: Run,
-        source: str | Path = "hub",
-        *,
-        policies: Sequence[str] = ("sft", "grpo"),
-        levels: Sequence[int] = (1, 2, 3),
-        limit: int | None = None,
-    ) -> Comparison:
-        """Agents of a run on GAIA's validation tasks with the workbench's tools, by level.
-
-        Nothing of a question may be reshared: gaia.json holds ids and scores, no trajectory is stored, and
-        no answer of a tool is cached.
-
-        Args:
-            source: a folder with GAIA's files, or hub.
-            policies: names of policies of the run, the baseline first.
-        """
-        from agentkit.policies.loading import agent_of, check_agents, make_policy  # loads torch
-
-        check_agents(run, self.recipe, policies)
-        if source != "hub" and not Path(source).exists():
-            raise DataError(f"{source} does not exist: name the folder with GAIA's files, or hub")
-        tasks = gaia.load(gaia.HUB if source == "hub" else source, levels=levels, limit=limit)
-        if not any(task.answer for task in tasks):
-            raise DataError(
-                f"{source} holds no task of level {levels} whose answer is known: take validation"
-            )
-        measured, scores = {}, {}
-        for name in policies:
-            options = {
-                "group_size": self.recipe.test_samples,
-                "tool_cache": None,
-                "progress": f"{name}, GAIA",
-            }
-            with make_policy(*agent_of(run, self.recipe, name), name, self.recipe) as policy:
-                measured[name] = rollout(tasks, policy, **self.options(seed=self.recipe.seed, **options))
-            own = by_task(measured[name]).items()
-            scores[name] = {task: [t.success for t in samples] for task, samples in own}
-            comparison = compare(measured, tasks).of_run(run)
-            write_json(run.file("gaia.json"), comparison.to_json() | {"scores": scores})
-        return comparison
-
     def judge_alike(self, run: Run, policies: Sequence[str], tasks: Sequence[Task]) -> None:
         """Have one lab file judge all that is compared: what notebook 02 measured with another one is judged
         again and stored so, and a warning says how many verdicts changed.
@@ -544,16 +482,6 @@ class Lab:
         held = "no parts of its own" if contents.empty else contents.to_string(max_colwidth=80)
         keys = ", ".join(f"{name}: {value!r:.60}" for name, value in changed.items())
         return f"The lab\n{held}\nkeys of the recipe that differ from their defaults: {keys or 'none'}"
-
-    def _repr_html_(self) -> str:
-        keys, changed = Recipe.keys(), self._changed()
-        rows = [(name, value, keys[name].default, keys[name].description) for name, value in changed.items()]
-        table = pd.DataFrame(rows, columns=["key", "value", "default", "what it is"]).set_index("key")
-        title = f"{len(changed)} keys of the recipe differ from their defaults"
-        folded = html.folded(title, tables.drawn(table) if rows else "")
-        contents = self.contents()
-        held = [tables.drawn(contents, "The lab")] * (not contents.empty)
-        return html.fragment(*held, folded)
 
 
 def _is_alone() -> bool:

@@ -245,10 +245,10 @@ class Template:
             return "it does not show a question that is text"
         if first != second or not re.search(".+".join(["", *self.replies, ""]), first, re.DOTALL):
             return "it shows no reply of a tool"
-        if _SYSTEM["content"] not in self.render(_SYSTEM, _USER) or not self._stays(_SYSTEM):
-            return "it has no place for a system message, or moves it when replies follow"
         if not self.faithful:
             return "it rewrites earlier turns when tool replies follow"
+        if _SYSTEM["content"] not in self.render(_SYSTEM, _USER) or not self._stays(_SYSTEM):
+            return "it has no place for a system message, or moves it when replies follow"
         said = self.render(_USER, _TURN).partition(TURN)[0]
         begun, held = _OPENING.sub("", prompt), _OPENING.sub("", said)
         if begun != held:

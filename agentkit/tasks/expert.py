@@ -6,12 +6,15 @@ The plan is gold data; no policy ever sees it. Leaves out the expert that errs o
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from agentkit.records import StopReason, SuiteError, Task, ToolCall, Trajectory, Turn
-from agentkit.tools.runtime import reset, run_blocking, run_call
+from agentkit.runs import with_progress
+from agentkit.tools.runtime import example, reset, run_blocking, run_call
+from agentkit.trajectories import verifier_kind
+from agentkit.verifiers import verify
 
 PATIENCE_S = 120.0  # for a tool or a reset: what rollouts wait for is the recipe's
 
@@ -118,3 +121,23 @@ def shows(tool: str, observation: str, value: str) -> bool:
 
 def answer_of(task: Task, last: str) -> str:
     return task.meta.get("answer_if", {}).get(last, last)
+
+
+def wrong_plans(tasks: Iterable[Task], environments: Mapping[str, Callable[[], object]]) -> list[dict]:
+    """Rows as of an audit, one for each task whose plan does not lead to a right answer."""
+    rows = []
+    for task in with_progress(list(tasks), "plans", "task"):
+        kind = verifier_kind(task)
+        if not task.meta.get("plan") or kind == "judge" or task.family not in environments:
+            continue
+        row = {"check": "plan", "verifier": kind, "passed": False, "task": task.id}
+        try:
+            solution = solve(task, example(environments[task.family]))
+            score = verify(task, solution)
+        except (PlanError, TypeError, ValueError) as error:  # of a verifier, what an audit says too
+            rows.append(row | {"answer": "", "value": None, "why": str(error)})
+            continue
+        if score.value == 0.0:
+            why = f"{task.prompt!r} has the answer {task.answer!r}; its plan gives {solution.answer!r}"
+            rows.append(row | {"answer": solution.answer, "value": score.value, "why": why})
+    return rows

@@ -5,14 +5,21 @@ by the first process. TRL, which looks at the device, is loaded where one trains
 them (launch) and preflight (preflight).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from agentkit.evaluation import Comparison, compare
 from agentkit.lab import Lab
-from agentkit.policies.loading import agent_of, make_policy
+from agentkit.policies.loading import agent_of, check_agents, make_policy
 from agentkit.policies.process_group import on_main_process, world
-from agentkit.runs import Run, read_trajectories
+from agentkit.records import DataError
+from agentkit.rollouts import rollout
+from agentkit.runs import Run, read_trajectories, write_json
+from agentkit.tasks.public.gaia import HUB, load
 from agentkit.training.launch import DEMONSTRATIONS, OnMetrics
+from agentkit.trajectories import by_task
 
 
 def cold_start(lab: Lab, run: Run, tell: OnMetrics) -> dict[str, Any]:
@@ -65,3 +72,39 @@ def notebook_03(lab: Lab, run: Run, tell: OnMetrics) -> dict[str, Any]:
     told = {"topology": f"{world()} processes, started by the user", "devices": world()}
     on_main_process(lambda: run.end("03_grpo", **result, **told))
     return result
+
+
+def gaia(
+    lab: Lab,
+    run: Run,
+    source: str | Path = "hub",
+    *,
+    policies: Sequence[str] = ("sft", "grpo"),
+    levels: Sequence[int] = (1, 2, 3),
+    limit: int | None = None,
+) -> Comparison:
+    """Agents of a run on GAIA's validation tasks with the workbench's tools, by level.
+
+    Nothing of a question may be reshared: gaia.json holds ids and scores, no trajectory is stored, and
+    no answer of a tool is cached.
+
+    Args:
+        source: a folder with GAIA's files, or hub.
+        policies: names of policies of the run, the baseline first.
+    """
+    check_agents(run, lab.recipe, policies)
+    if source != "hub" and not Path(source).exists():
+        raise DataError(f"{source} does not exist: name the folder with GAIA's files, or hub")
+    tasks = load(HUB if source == "hub" else source, levels=levels, limit=limit)
+    if not any(task.answer for task in tasks):
+        raise DataError(f"{source} holds no task of level {levels} whose answer is known: take validation")
+    measured, scores = {}, {}
+    for name in policies:
+        changes = {"group_size": lab.recipe.test_samples, "tool_cache": None, "progress": f"{name}, GAIA"}
+        with make_policy(*agent_of(run, lab.recipe, name), name, lab.recipe) as policy:
+            measured[name] = rollout(tasks, policy, **lab.options(seed=lab.recipe.seed, **changes))
+        own = by_task(measured[name]).items()
+        scores[name] = {task: [t.success for t in samples] for task, samples in own}
+        comparison = compare(measured, tasks).of_run(run)
+        write_json(run.file("gaia.json"), comparison.to_json() | {"scores": scores})
+    return comparison
