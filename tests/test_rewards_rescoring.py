@@ -12,7 +12,7 @@ from agentkit import rewards
 from agentkit.lab import Lab
 from agentkit.recipe import RecipeError
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.rewards.rescoring import PAIRS, changes, compare_step, rescore, rescore_each
+from agentkit.rewards.rescoring import PAIRS, Rescoring, changes, compare_step, rescore_each
 from agentkit.runs import Run, RunError, write_tasks, write_trajectories
 from agentkit.runs.trajectory_files import Unread
 from agentkit.views import plots
@@ -74,6 +74,10 @@ def run(tmp_path) -> Run:
     return made
 
 
+def rescore(run: Run, reward: rewards.Reward, name: str, steps=None, **options: bool) -> Rescoring:
+    return rescore_each(run, {name: reward}, steps, **options)[name]
+
+
 def test_dead_groups_and_ranks_of_a_run(run):
     result = rescore(run, rewards.toolrl(), "toolrl")
     table = result.table()
@@ -82,11 +86,6 @@ def test_dead_groups_and_ranks_of_a_run(run):
     pairs = {"same order": 4, "reversed": 0, "distinguished now": 4, "tied now": 4}
     assert table.loc["all"].to_dict() == groups | pairs
     assert table.loc["easy", "revived"] == 2 and table.loc["hard", "died"] == 2
-    assert (
-        "2 of 4 groups are dead instead of 2: 2 would teach something again and 2 no longer"
-        in result.sentences()[0]
-    )
-    assert "8 of 12 pairs" in result.sentences()[1]
     figure = plots.rescoring(result)
     assert [trace.name for trace in figure.data if trace.type == "bar"] == list(PAIRS)
     assert len(rescore(run, rewards.toolrl(), "toolrl", steps=[2]).groups) == 2

@@ -15,7 +15,7 @@ from agentkit.preflight.checks import Groups
 from agentkit.preflight.probe import SLOWER, Probed, silent, variants
 from agentkit.preflight.report import Item, gold_ids, ids
 from agentkit.records import Task, Trajectory
-from agentkit.rewards import Product, Reward, score
+from agentkit.rewards import Reward, score
 from agentkit.tools.outages import momentary
 from agentkit.trajectories import EQUAL, members, met_limit, results_of
 from agentkit.verifiers import verify
@@ -75,7 +75,7 @@ def _gold_earnings(
         f"{len(golden)} gold trajectories earn {np.mean(rewards):.3g} on average ({min(rewards):.3g} to "
         f"{max(rewards):.3g}); the best trajectory {best:.3g}."
     )
-    penalties = {} if isinstance(reward, Product) else _penalties(golden, reward, right)
+    penalties = _penalties(golden, reward, right)
     values = {"rewards": rewards, "best_rollout": best, "penalties": penalties}
     if penalties:
         penalty = min(penalties, key=penalties.get)
@@ -269,11 +269,8 @@ def _constant(
 def _part(groups: Groups, name: str, reward: Reward) -> float:
     """What a weighted component adds to the reward's variance within groups: its covariance with the reward.
 
-    The shares of a weighted sum add up to 1; of a product, each factor's is what it alone explains. NaN where
-    rewards do not vary.
+    The shares add up to 1. NaN where rewards do not vary.
     """
-    if isinstance(reward, Product):
-        return explained(groups, lambda t: t.components.get(name))
     values, rewards = about_means(groups, lambda t: t.components.get(name)).T
     square = float(rewards @ rewards)
     return reward[name][1] * float(values @ rewards) / square if square > EQUAL else math.nan

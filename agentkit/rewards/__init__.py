@@ -1,4 +1,4 @@
-"""Rewards: named components of a trajectory, weighted, and summed or multiplied.
+"""Rewards: named components of a trajectory, weighted and summed.
 
 A component is any function (task, trajectory) -> float | None, and a reward is a mapping of names to
 components with their weights, so one of your own is ``plan() | {"brevity": (brevity, 0.1)}``. ``None`` is
@@ -21,21 +21,10 @@ from agentkit.rewards.components import (
     tool_call_reward,
 )
 from agentkit.rewards.presets import from_recipe, plan, tcr, tcr_paper, toolrl, toolrla
-from agentkit.rewards.scoring import (
-    Component,
-    Product,
-    Reward,
-    check_reward,
-    judged_again,
-    product,
-    score,
-    score_all,
-    with_noise,
-)
+from agentkit.rewards.scoring import Component, Reward, check_reward, judged_again, product, score, score_all
 
 __all__ = [
     "Component",
-    "Product",
     "Reward",
     "check_reward",
     "correctness",
@@ -58,5 +47,4 @@ __all__ = [
     "tool_call_reward",
     "toolrl",
     "toolrla",
-    "with_noise",
 ]

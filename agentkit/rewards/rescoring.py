@@ -37,40 +37,21 @@ class Rescoring:
         parts.loc["all"] = parts.sum()
         return parts.loc[[name for name in ("all", *DIFFICULTIES) if name in parts.index]].astype(int)
 
-    def sentences(self) -> list[str]:
-        n = self.table().loc["all"]
-        pairs = n[list(PAIRS)].sum()
-        return [
-            f"Under {self.reward}, {n['dead now']} of {n['groups']} groups are dead instead of "
-            f"{n['dead before']}: {n['revived']} would teach something again and {n['died']} no longer.",
-            f"{pairs - n['same order']} of {pairs} pairs of trajectories stand differently: {n['reversed']} "
-            f"reversed, {n['distinguished now']} distinguished now, {n['tied now']} tied now. In "
-            f"{n['best changed']} groups another is best.",
-        ]
-
-
-def rescore(
-    run: Run, reward: Reward, name: str, steps: Iterable[int] | None = None, **options: bool
-) -> Rescoring:
-    """Score a run's stored training trajectories again.
-
-    Args:
-        run: with tasks and train/trajectories.
-        reward: the other reward.
-        name: what to call it.
-        steps: which steps; all that are stored by default.
-        options: of ``rescore_each``: ``tokens`` False reads no tokens, for rewards that look at none.
-
-    Raises:
-        RunError: the run stores no training trajectories.
-    """
-    return rescore_each(run, {name: reward}, steps, **options)[name]
-
 
 def rescore_each(
     run: Run, others: Mapping[str, Reward], steps: Iterable[int] | None = None, *, tokens: bool = True
 ) -> dict[str, Rescoring]:
-    """``rescore`` under several rewards by name, for which the trajectories are read once."""
+    """Score a run's stored training trajectories again, under other rewards by name.
+
+    Args:
+        run: with tasks and train/trajectories.
+        others: the rewards.
+        steps: which steps; all that are stored by default.
+        tokens: False reads no tokens, for rewards that look at none.
+
+    Raises:
+        RunError: the run stores no training trajectories.
+    """
     rows: dict[str, list[dict]] = {name: [] for name in others}
     for _, stored in run.rollouts(steps, tokens=tokens):
         for name, reward in others.items():
@@ -85,21 +66,15 @@ def rescore_each(
 def compare_step(stored: Sequence[Trajectory], tasks: Iterable[Task], reward: Reward) -> list[dict]:
     """One row a group for the trajectories of one step, in the order they were stored."""
     by_id = {task.id: task for task in tasks}
-    rows = []
-    for before in _groups(stored):
-        task = by_id[before.task_id]
-        now = Group(task.id, tuple(score_all([task], before.trajectories, reward)))
-        was, is_now = is_dead(before), is_dead(now)
-        row = {
-            "step": before.trajectories[0].step,
-            "task": task.id,
-            "difficulty": task.difficulty,
-            "groups": 1,
-        }
-        row |= {"dead before": was, "dead now": is_now, "revived": was > is_now, "died": is_now > was}
-        row |= changes([t.reward for t in before.trajectories], [t.reward for t in now.trajectories])
-        rows.append(row)
-    return rows
+    return [_compared(group, by_id[group.task_id], reward) for group in _groups(stored)]
+
+
+def _compared(before: Group, task: Task, reward: Reward) -> dict[str, Any]:
+    now = Group(task.id, tuple(score_all([task], before.trajectories, reward)))
+    was, is_now = is_dead(before), is_dead(now)
+    row = {"step": before.trajectories[0].step, "task": task.id, "difficulty": task.difficulty, "groups": 1}
+    row |= {"dead before": was, "dead now": is_now, "revived": was > is_now, "died": is_now > was}
+    return row | changes([t.reward for t in before.trajectories], [t.reward for t in now.trajectories])
 
 
 def changes(before: Sequence[float | None], now: Sequence[float | None]) -> dict[str, Any]:
@@ -110,7 +85,9 @@ def changes(before: Sequence[float | None], now: Sequence[float | None]) -> dict
     scored = [(a, b) for a, b in zip(before, now, strict=True) if a is not None and b is not None]
     result: dict[str, Any] = dict.fromkeys(PAIRS, 0)
     for (before_a, now_a), (before_b, now_b) in combinations(scored, 2):
-        result[_change(_order(before_a, before_b), _order(now_a, now_b))] += 1
+        was, is_now = _order(before_a, before_b), _order(now_a, now_b)
+        kind = "same order" if was == is_now else "reversed" if was and is_now else PAIRS[2 + bool(was)]
+        result[kind] += 1
     return result | {"best changed": bool(scored) and _best(scored, 0).isdisjoint(_best(scored, 1))}
 
 
@@ -119,17 +96,6 @@ def _order(x: float, y: float) -> int:
     if math.isclose(x, y, abs_tol=1e-9):
         return 0
     return 1 if x > y else -1
-
-
-def _change(before: int, now: int) -> str:
-    match before, now:
-        case 0, 0:
-            return "same order"
-        case 0, _:
-            return "distinguished now"
-        case _, 0:
-            return "tied now"
-    return "same order" if before == now else "reversed"
 
 
 def _best(scored: Sequence[tuple[float, float]], which: int) -> set[int]:

@@ -1,18 +1,16 @@
 """Combining components into a reward, and scoring trajectories with it.
 
-Leaves out the components (components, calls, repairs) and who may bring some (lab).
+Leaves out the components (components, calls) and who may bring some (lab).
 """
 
 import math
-import random
 import warnings
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from numbers import Real
-from typing import Self
 
 from agentkit.records import Score, StopReason, Task, Trajectory
 from agentkit.runs import with_progress
@@ -27,13 +25,6 @@ AT_ONCE = 8  # components that wait for a judge
 LARGEST = 1e15  # number that is a reward: squares of much larger ones are infinite in float32
 
 
-class Product(dict):
-    """A reward whose weighted components are multiplied instead of summed; ``|`` keeps it one."""
-
-    def __or__(self, other: Mapping) -> Self:
-        return Product({**self, **other})
-
-
 def product(*factors: Component) -> Component:
     """One component that is the product of several: None where a factor is None."""
 
@@ -45,7 +36,7 @@ def product(*factors: Component) -> Component:
 
 
 def score(task: Task, trajectory: Trajectory, reward: Reward) -> Trajectory:
-    """The trajectory with its components, unweighted, and their weighted sum (or product, for a ``Product``).
+    """The trajectory with its components, unweighted, and their weighted sum.
 
     A component that is None does not apply and is left out. One that raises, or is no number (of up to
     LARGEST), is recorded as None and the whole reward is None, as it is when the verifier gave no verdict or
@@ -55,15 +46,11 @@ def score(task: Task, trajectory: Trajectory, reward: Reward) -> Trajectory:
     check_reward(reward)
     values = {name: _guarded(name, component, task, trajectory) for name, (component, _) in reward.items()}
     weighted = [weight * values[name] for name, (_, weight) in reward.items() if values[name] is not None]
-    combined = (math.prod if isinstance(reward, Product) else sum)(weighted)
-    scored = (
-        weighted and trajectory.success is not None and abs(combined) <= LARGEST
-    )  # a failed component is NaN
-    components = {
-        name: None if value is None or math.isnan(value) else value for name, value in values.items()
-    }
+    total = sum(weighted)  # NaN where a component failed
+    scored = weighted and trajectory.success is not None and abs(total) <= LARGEST
+    known = {name: None if value is None or math.isnan(value) else value for name, value in values.items()}
     return replace(
-        trajectory, components={**trajectory.components, **components}, reward=combined if scored else None
+        trajectory, components={**trajectory.components, **known}, reward=total if scored else None
     )
 
 
@@ -96,7 +83,6 @@ def score_all(tasks: Iterable[Task], trajectories: Iterable[Trajectory], reward:
             name: (_at_once(component, pairs, threads) if hasattr(component, "waits") else component, weight)
             for name, (component, weight) in reward.items()
         }
-        asked = Product(asked) if isinstance(reward, Product) else asked
         scored = [score(task, t, asked) for task, t in pairs]
     finally:  # where it is interrupted, nobody is asked any more
         threads.shutdown(cancel_futures=True)
@@ -155,30 +141,3 @@ def _guarded(name: str, component: Component, task: Task, trajectory: Trajectory
             stacklevel=2,
         )
         return math.nan
-
-
-def with_noise(reward: Reward, std: float, seed: int = 0) -> Reward:
-    """The reward with normal noise of this standard deviation as a further component, and a warning.
-
-    One published agent (model card Qwen3.5-27B Agent GRPO v2) added noise against groups of equal rewards.
-    Equal rewards divided by the group's spread are no signal; noise divided by it is a full-size advantage
-    for nothing: its mean reward stayed flat for 200 steps. Scoring a trajectory twice gives two values, the
-    first of which depends on the seed and the trajectory only.
-    """
-    if not 0 < std < math.inf:
-        raise ValueError(f"noise of standard deviation {std!r}: give a positive number, or leave noise out")
-    warnings.warn(
-        f"the reward has noise of standard deviation {std:g}: where a group's other rewards are equal, its "
-        "advantages are noise. "
-        "Prefer harder tasks, larger groups, or dead_groups: replace.",
-        stacklevel=2,
-    )
-    scored: Counter[tuple] = Counter()
-
-    def noise(task: Task, trajectory: Trajectory) -> float:
-        key = (seed, task.id, trajectory.seed, trajectory.sample, trajectory.step, trajectory.policy)
-        scored[key] += 1
-        return random.Random(repr((*key, scored[key]))).gauss(0.0, std)
-
-    noisy = {**reward, "noise": (noise, 1.0)}
-    return Product(noisy) if isinstance(reward, Product) else noisy

@@ -5,13 +5,13 @@ rollouts. Leaves out their models and tasks, which were never released.
 """
 
 import re
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 
 from agentkit.evaluation.evidence import stands
 from agentkit.records import Task, Trajectory
-from agentkit.rewards import Reward, correctness, tool_call_reward, with_noise
+from agentkit.rewards import Reward, correctness, tool_call_reward
 from agentkit.rewards.components import TOOL_BONUS, WRONG_CEILING, outcome
 from agentkit.trajectories import results_of
 
@@ -66,11 +66,19 @@ def approved(task: Task, trajectory: Trajectory) -> float:
     return float(trajectory.answer is not None)
 
 
+def noise(std: float) -> Callable[[Task, Trajectory], float]:
+    """Normal noise, another value each time that a trajectory is scored.
+
+    Equal rewards divided by a group's spread are no signal; noise divided by it is a full-size advantage for
+    nothing. The published mean reward stayed flat for 200 steps.
+    """
+    rng = Random(0)
+    return lambda task, trajectory: rng.gauss(0.0, std)
+
+
 def noisy() -> Reward:
     """The binary reward with noise of standard deviation 0.05, as the team mended it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the report says it better
-        return with_noise({"approved": (approved, 1.0)}, 0.05)
+    return {"approved": (approved, 1.0), "noise": (noise(0.05), 1.0)}
 
 
 # ---- 001, GRPO-TCR: a bonus for turns that reads a field nobody writes

@@ -401,7 +401,8 @@ def test_preflight_refuses_noise_for_what_it_is(name, noise, flaws, light, suite
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         other = opened(name, families="image", group_size=5, temperature=1.0, **LONG)
-        other = replace(other, own_rewards=rewards.with_noise(other.own_rewards, noise)) if noise else other
+        more = {"noise": (lab_file("autopsies").noise(noise), 1.0)} if noise else {}
+        other = other.extended(rewards=more)
         policy = ScriptedPolicy(tokenizer, Flaws(wrong_operation=flaws), name="sft")
         report, _ = examine(other, policy, suite.split("train"))
     (item,) = [item for item in report.items if item.name == "Signal or noise"]
