@@ -219,7 +219,7 @@ class Recipe(BaseModel):
         if odd := [name for name in values if not isinstance(name, str)]:
             raise RecipeError(f"unknown recipe key {odd[0]!r:.100}: a key is a word")
         recipe = cls(**values)
-        refuse([*_rules(recipe), *batch_rules(recipe)])
+        refuse([*_engine(recipe), *_training(recipe), *batch_rules(recipe)])
         return recipe
 
     @classmethod
@@ -320,15 +320,11 @@ def refuse(rules: Rules) -> None:
         raise RecipeError(broken[0])
 
 
-def _rules(recipe: Recipe) -> Rules:
-    engine, high = recipe.engine, recipe.clip_epsilon_high or recipe.clip_epsilon
+def _engine(recipe: Recipe) -> Rules:
+    engine = recipe.engine
     odd = [url for url in recipe.server_urls if not re.fullmatch(r"https?://[^/@\s?#]+(/v1)?/?", url)]
     shown = re.sub(r"//.*@", "//...@", "".join(odd[:1]))[:80]  # without a password
     return [
-        (
-            recipe.loss_type == "cispo" and high < 1,
-            f"loss_type cispo caps the ratio at clip_epsilon_high, which is {high:g}: set it to 1 or more",
-        ),
         (
             (engine == "server") != bool(recipe.server_urls),
             "engine server and server_urls belong together, as in: server_urls: http://localhost:8000",
@@ -346,6 +342,16 @@ def _rules(recipe: Recipe) -> Rules:
             recipe.processes > 1 and engine == "unsloth",
             f"processes: {recipe.processes} is not for engine 'unsloth', which trains in one process on one "
             "card here: leave processes out, or use engine: vllm, which samples as fast",
+        ),
+    ]
+
+
+def _training(recipe: Recipe) -> Rules:
+    engine, high = recipe.engine, recipe.clip_epsilon_high or recipe.clip_epsilon
+    return [
+        (
+            recipe.loss_type == "cispo" and high < 1,
+            f"loss_type cispo caps the ratio at clip_epsilon_high, which is {high:g}: set it to 1 or more",
         ),
         (
             recipe.shard and engine not in ("vllm", "server"),

@@ -29,10 +29,9 @@ def test_a_new_lab_builds_its_suite_and_rolls_out(project, tokenizer, capsys):
     assert cli.main(["new", "mine", "--json"]) == 0
     paths = json.loads(capsys.readouterr().out)
     lab = Lab.open(paths["recipe"])
-    assert (
-        str(lab.path) == paths["lab"] == str(project / "params" / "labs" / "mine.py")
-        and lab.recipe.families == "shop"
-    )
+    assert str(lab.path) == paths["lab"] == str(
+        project / "params" / "labs" / "mine.py"
+    ) and lab.recipe.families == ["shop"]
     suite = lab.suite()
     assert len(suite) == 200 and {task.family for task in suite} == {"shop"}
     tasks = suite.split("test")[:4]
