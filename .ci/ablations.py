@@ -119,7 +119,7 @@ def main() -> int:
     os.chdir(ROOT)
     sections, finished, code = [], [], 0
     for name in FIGURES:
-        file, folder = chosen.sweeps / f"nano-{name}.yaml", chosen.run / name
+        file, folder = chosen.sweeps / f"{name}.yaml", chosen.run / name
         words = ["sweep", str(file), "--run", str(folder), "--slots", str(chosen.slots)]
         done = [str(other) for other in finished if other != folder]
         words += [word for other in done for word in ("--reuse", other)]

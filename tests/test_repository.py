@@ -372,6 +372,7 @@ def test_another_kernel_is_found(tmp_path):
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
 def test_every_recipe_is_sound(recipe):
     assert set(read_recipe(recipe)) <= set(Recipe.keys())
+    assert max(map(len, recipe.read_text(encoding="utf-8").splitlines())) <= 110
 
 
 def test_every_recipe_key_is_handed_to_a_notebook():

@@ -36,6 +36,7 @@ from agentkit.evaluation.sweeps import (
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_tokenizer
 from agentkit.preflight.sweeps import as_text, check, dry_run
+from agentkit.recipe import read_recipe
 from agentkit.records import RecipeError, RunError, Task, ToolResult, Turn
 from agentkit.rollouts import prompt_lengths
 from agentkit.runs import Run, stages, write_json, write_jsonl, write_trajectories
@@ -78,9 +79,9 @@ def write(folder: Path, **changes) -> Path:
 # ---- the file
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=pytest.mark.slow if path.stem == "nano-tcr" else ()) for path in SWEEPS],
+    [pytest.param(path, marks=pytest.mark.slow if path.stem == "tcr" else ()) for path in SWEEPS],
     ids=lambda path: path.stem,
-)  # nano-tcr drafts suites
+)  # tcr drafts suites
 def test_the_shipped_sweeps_can_be_run(path):
     design = read_design(path)
     check(design)
@@ -149,7 +150,7 @@ def test_the_documents_five_ablations_are_there_for_both_models():
 )  # fmt: skip
 def test_a_worthless_sweep_is_refused_in_a_sentence(tmp_path, capsys, changes, said):
     folder = tmp_path / "out"
-    recipe = yaml.safe_load((ROOT / "params" / "nano-ablation.yaml").read_text())
+    recipe = read_recipe(ROOT / "params" / "nano-ablation.yaml")
     (tmp_path / "few.yaml").write_text(yaml.safe_dump(recipe | {"families": "A", "n_tasks": 20}))
     for name in ("mine.py", "copy.py"):
         (tmp_path / name).write_bytes((ROOT / "params" / "labs" / "shop.py").read_bytes())
@@ -162,7 +163,7 @@ def test_a_worthless_sweep_is_refused_in_a_sentence(tmp_path, capsys, changes, s
 
 @pytest.mark.parametrize("long", ["some", "none"])
 def test_arms_that_leave_out_other_long_prompts_of_the_test_are_refused(tmp_path, recwarn, long):
-    recipe = yaml.safe_load((ROOT / "params" / "nano-ablation.yaml").read_text())
+    recipe = read_recipe(ROOT / "params" / "nano-ablation.yaml")
     recipe |= {"families": "A", "n_tasks": 20}
     (tmp_path / "few.yaml").write_text(yaml.safe_dump(recipe))
     lab = Lab.open(recipe)
@@ -1032,7 +1033,7 @@ def test_cells_that_share_no_scored_task_are_a_sentence(tmp_path):
 
 
 def test_only_arms_of_grpo_have_its_training(tmp_path):
-    recipe = yaml.safe_load((ROOT / "params" / "nano-ablation.yaml").read_text()) | {"controls": "sft_more"}
+    recipe = read_recipe(ROOT / "params" / "nano-ablation.yaml") | {"controls": "sft_more"}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     own = {"default": outcomes(3, 0.4), "free": outcomes(3, 0.5)}
     ablation = finished(tmp_path, own, policy="sft_more", recipe="recipe.yaml")
