@@ -20,11 +20,10 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional, UseAppendAction, arg
 
-from agentkit.recipe import Recipe, beside, parse_yaml, read_recipe
+from agentkit.recipe import Recipe, beside, located, parse_yaml, read_recipe
 from agentkit.records import AgentkitError, DataError, RecipeError, RunError
-from agentkit.runs import Run, disk_remedy, encode_json, load_run, read_json, stages
+from agentkit.runs import Run, encode_json, load_run, read_json, stages
 from agentkit.runs.children import signals
-from agentkit.runs.files import located
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,13 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         sys.stdout.flush()
         return status
-    except Exception as error:
-        remedy = disk_remedy(error)
-        if not remedy and not isinstance(error, AgentkitError | OSError):  # a fault of ours
-            raise
-        is_new = remedy and remedy not in str(error)
-        sentence = f"{str(error).rstrip('.')}. {remedy}" if is_new else str(error)
-        print(f"agentkit: {' '.join(sentence.split())}", file=sys.stderr)
+    except Exception as error:  # libraries have errors of their own for a full disk
+        if not isinstance(error, AgentkitError | OSError) and "No space left" not in str(error):
+            raise  # a fault of ours
+        print(f"agentkit: {' '.join(str(error).split())}", file=sys.stderr)
         _drop_unprinted()
         return 2
     except KeyboardInterrupt:
@@ -122,8 +118,6 @@ Changes = Annotated[
     arg(name="change", aliases=["-p"], metavar="KEY=VALUE", help="override a recipe key"),
 ]
 OptionalFile = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
-Sweeps = Annotated[tuple[Path, ...], UseAppendAction, arg(metavar="DIR", help_behavior_hint="")]
-Cells = Annotated[tuple[str, ...], UseAppendAction, arg(metavar="CELL", help_behavior_hint="")]
 OptionalRun = Annotated[Path | None, arg(metavar="RUN", help_behavior_hint="")]
 OptionalCount = Annotated[Count | None, arg(metavar="N", help_behavior_hint="")]
 OptionalWord = Annotated[str | None, arg(metavar="NAME", help_behavior_hint="")]
@@ -202,9 +196,7 @@ def run_command(
     _refuse_dots(run)
     folder = Run.create(Run(run).path.resolve())
     with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
-        recipe = lab.recipe.used()
-        files = stages.file_digests(recipe)
-        if not stages.run_stages(folder, recipe, start, end, files=files, anew=first is not None):
+        if not stages.run_stages(folder, lab.recipe.used(), start, end, anew=first is not None):
             raise KeyboardInterrupt
     if end < len(stages.STAGES) - 1:
         return _print(as_json, {"run": str(folder.path)}, f"run folder: {folder.path}")
@@ -229,49 +221,35 @@ def sweep_command(
     run: Path,
     slots: Count = 1,
     address: OptionalWord = None,
+    recipe: OptionalFile = None,
     dry_run: bool = False,
-    stop: Cells = (),
-    skip: Cells = (),
-    reuse: Sweeps = (),
     as_json: Json = False,
 ) -> int:
-    """Arms x seeds, each cell an ordinary run, then notebook 06; exit status 1 where a cell failed or waits.
+    """Arms x seeds, each cell an ordinary run, then notebook 06; exit status 1 where a cell failed.
 
     Args:
         run: the sweep's folder, such as outputs/sweep-a
-        slots: cells at once, more than one by Ray; a cell takes a GPU for each process and server
+        slots: cells at once, more than one by Ray; a cell takes a GPU for each process
         address: of a Ray cluster whose machines share the folder
-        dry_run: print what would be made, its hours and cost, and what it could show
-        stop: end arms, cells such as default/seed-2, or all in the sweep that runs; the next call goes on
-        skip: leave them out of the sweep that runs, and of later calls while its file skip names them
-        reuse: folders of other sweeps; what they made alike is copied instead of made again
+        recipe: another recipe than the one that the file names
+        dry_run: print what would be made, its hours and its cost
     """
     from agentkit.evaluation.sweeps import Ablation
     from agentkit.preflight import sweeps
-    from agentkit.runs import sweep as cells
-    from agentkit.runs.sweep_slots import slots_of
+    from agentkit.runs.slots import dealt
+    from agentkit.runs.sweep import Driver, Sweep, read_design
 
     _refuse_dots(run, "sweep")
-    design, sweep = cells.read_design(file), cells.Sweep(run)
-    if stop or skip:
-        sweep.leave_out(stop=stop, skip=skip)
-        text = "they are left out when the sweep goes on"
-        text = "it is done within seconds, a training after its step" if sweep.is_held else text
-        return _print(as_json, {"stop": stop, "skip": skip, "running": sweep.is_held}, text)
+    design, sweep = read_design(file, recipe), Sweep(run)
     sweeps.check(design)
     if dry_run:
-        plan = sweeps.dry_run(design, sweep, slots)
+        plan = sweeps.dry_run(design, sweep)
         return _print(as_json, plan, sweeps.as_text(plan))
     say = partial(print, file=sys.stderr if as_json else sys.stdout, flush=True)
-    way = slots_of(slots, address, [arm.recipe.used() for arm in design.arms])
-    with sweep.held(), way as (submit, room), cells.watched(sweep, say):
-        if copied := cells.reuse(design, sweep.folder, reuse):
-            say(f"{len(copied)} of its folders begin as copies: {', '.join(c.name for c in copied)[:200]}")
-        cells.run_sweep(file, sweep, submit, room, say, sweeps.check)
-    say(cells.as_text(sweep))
-    undone = any(cell["status"] in ("failed", "waiting") for cell in sweep.state["cells"])
+    with dealt(slots, address, [arm.recipe for arm in design.arms.values()]) as deal:
+        whole = Driver(design, sweep, deal, say).run()
     Ablation(sweep)  # raises where there is nothing to compare yet
-    return max(_compare_arms(Run(sweep.folder), as_json), int(undone))
+    return max(_compare_arms(Run(sweep.folder), as_json), int(not whole))
 
 
 def _compare_arms(run: Run, as_json: bool) -> int:

@@ -25,7 +25,7 @@ from agentkit.machine import cores, machine_memory
 from agentkit.records import RecipeError
 from agentkit.runs import Recipe, project_root, versions
 from agentkit.runs.run import version_of
-from agentkit.runs.sweep_slots import gpu_count
+from agentkit.runs.slots import gpu_count
 from agentkit.runs.topology import choose
 
 DISK_GB, MEMORY_GB = 5, 4  # what the small recipe needs with room to spare
@@ -78,7 +78,7 @@ def find_gpus() -> list[dict[str, Any]]:
 def topology(recipe: Recipe, gpus: list[dict[str, Any]]) -> dict[str, Any]:
     """What the recipe's processes would use, as a notebook says it."""
     try:
-        made = choose(recipe, min(len(gpus), gpu_count()) if gpus else 0)  # fewer may be shown
+        made = choose(recipe, min(len(gpus), gpu_count(len(gpus))))  # fewer may be shown
     except RecipeError as error:
         return {"kind": "refused", "why": str(error)}
     return asdict(made) | {"says": str(made)}

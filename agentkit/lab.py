@@ -34,7 +34,6 @@ from agentkit.runs import (
     find_file,
     read_json,
     write_json,
-    write_scores,
     write_trajectories,
 )
 from agentkit.runs.labfile import blame, lab_digest, load_module
@@ -138,11 +137,6 @@ class Lab:
         """The recipe's preset, the lab file's components, and the rewards of its own environments."""
         asked = of_environments({f: self.families[f].environment for f in sorted(self.own_families)})
         return from_recipe(self.recipe, {**self.own_rewards, **asked})
-
-    @property
-    def reads_tokens(self) -> bool:
-        """Whether stored token ids are wanted: no reward and no measure that ships looks at them."""
-        return bool(self.own_rewards or self.own_families or self.own_verifiers)
 
     def suite(self) -> Suite:
         """The recipe's suite: built from its families, or read from its ``tasks``, a file or a public data
@@ -392,12 +386,12 @@ class Lab:
 
     def rewarded(self, run: Run, name: str, tasks: Sequence[Task]) -> list[Trajectory]:
         """The measured trajectories of a policy with this lab's reward, which are stored in their place."""
-        held = run.trajectories(name, tokens=self.reads_tokens)  # perhaps with another reward's components
+        held = run.trajectories(name)  # perhaps with another reward's components
         own = [
             replace(t, components={n: v for n, v in t.components.items() if n in self.reward}) for t in held
         ]
         scored = self.score(tasks, own)
-        write_scores(run.file("eval", f"{name}.parquet"), scored)
+        write_trajectories(run.file("eval", f"{name}.parquet"), scored)
         return scored
 
     def compare_by_family(

@@ -21,7 +21,6 @@ from survive import SMALL, tasks, tiny_agent
 from agentkit.lab import Lab
 from agentkit.recipe import Recipe, RecipeError
 from agentkit.runs import Run, RunError, read_jsonl, write_tasks
-from agentkit.runs.trajectory_files import Unread
 from agentkit.training import launch
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.launch import Work
@@ -203,7 +202,7 @@ def test_two_processes_train_one_adapter_on_whole_groups(folder):
     norms = [[row["grad_norm"] for row in found[1:]] for found in (rows, alone)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-2), "two processes take the steps that one would"
     assert math.isfinite(rows[-1]["loss"]) and run.file("adapter", "adapter_model.safetensors").exists()
-    assert len(sampled := work.measure("grpo")) == 4 and isinstance(sampled[0].completion_ids, Unread)
+    assert len(work.measure("grpo")) == 4
 
 
 def test_another_number_of_processes_is_refused(folder):

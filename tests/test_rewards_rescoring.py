@@ -14,7 +14,6 @@ from agentkit.recipe import RecipeError
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.rewards.rescoring import PAIRS, Rescoring, changes, compare_step, rescore_each
 from agentkit.runs import Run, RunError, write_tasks, write_trajectories
-from agentkit.runs.trajectory_files import Unread
 from agentkit.views import plots
 
 PLAN = [{"tool": "search", "arguments": {"query": "area of A"}, "expect": "30"}]
@@ -105,14 +104,6 @@ def test_several_rewards_read_each_step_once(run, monkeypatch):
     assert read == [1, 2] and list(together) == list(others)
     assert all(together[name].groups.equals(result.groups) for name, result in alone.items())
     assert set(rescore_each(run, others, [2])["plan"].groups["step"]) == {2}
-
-
-def test_tokens_are_read_for_rewards_of_ones_own_only(run):
-    found, seen = [], {"own": (lambda task, t: found.append(t.completion_ids) or 0.0, 1.0)}
-    with_tokens, without = rescore(run, seen, "own"), rescore(run, seen, "own", tokens=False)
-    assert found[0] == (2, 2) and isinstance(found[-1], Unread) and len(found[-1]) == 2
-    assert with_tokens.groups.equals(without.groups)
-    assert not Lab.of(run).reads_tokens and Lab.of(run).extended(rewards=seen).reads_tokens
 
 
 def test_under_its_own_reward_nothing_changes(run):

@@ -1,163 +1,95 @@
-"""Notebooks executed in order: what is done is kept, and what changed is made again."""
+"""Stages: what makes one done, stale or anew, one call at a time, and lab files as modules."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import warnings
+from pathlib import Path
 
 import pytest
 
 from agentkit import cli
-from agentkit.recipe import Recipe, RecipeError
-from agentkit.records import RunError
-from agentkit.runs import Run, project_root, stages
+from agentkit.records import RecipeError, RunError
+from agentkit.runs import Run, project_root, stages, write_json
+from agentkit.runs.fingerprints import STAGES, file_digests, fingerprints
+from agentkit.runs.labfile import lab_digest, load_module
 
 NANO = project_root(__file__) / "params" / "nano.yaml"
 
 
-def write(path, text):
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
 
 
 @pytest.fixture
-def no_notebooks(monkeypatch):
-    """A record of what would have been executed."""
-    executed = []
-    monkeypatch.setattr(
-        stages, "execute", lambda stage, run, parameters: executed.append((stage, parameters["recipe"]))
+def executed(monkeypatch) -> list[str]:
+    """The notebooks that are executed: they do nothing but begin and end."""
+    found = []
+
+    def execute(stage: str, run: Run, parameters: dict) -> None:
+        found.append(stage)
+        recipe = parameters["recipe"]
+        run.begin(stage, recipe, lab=file_digests(recipe).get("lab", ""))
+        run.end(stage)
+
+    monkeypatch.setattr(stages, "execute", execute)
+    return found
+
+
+def went(run: Run, recipe: dict, executed: list[str], first: int = 0, last: int = 2) -> str:
+    """The numbers of the notebooks that a call executes."""
+    executed.clear()
+    stages.run_stages(run, recipe, first, last)
+    return " ".join(stage[:2] for stage in executed)
+
+
+def test_what_is_done_is_kept_and_what_follows_a_change_runs_again(tmp_path, executed):
+    run, recipe = Run.create(tmp_path / "a"), {"model": "nano", "beta": 0.1, "n_tasks": 60}
+    assert went(run, recipe, executed) == "01 02 03"
+    assert went(run, recipe, executed) == ""
+    assert went(run, {"beta": 0.1, "n_tasks": 60}, executed) == "", "a default may be left out"
+    free = {"save_every": 9, "preflight": "warn", "max_batch": 9, "engine_memory": 0.5, "tool_cache": "off"}
+    assert went(run, recipe | free, executed) == "", "these change no result"
+    assert went(run, recipe | {"beta": 0.2}, executed) == "03"
+    assert went(run, {"n_tasks": 60}, executed) == "03", "a key that is back at its default"
+    assert went(run, recipe | {"n_tasks": 80}, executed) == "01 02 03"
+    assert run.manifest["recipe"] == recipe | {"n_tasks": 80}
+
+
+def test_a_stage_depends_on_the_content_of_its_files_however_they_are_spelt(tmp_path, executed):
+    lab, rows = write(tmp_path / "lab.py", "a = 1"), write(tmp_path / "rows.jsonl", "{}")
+    weights = write(tmp_path / "mine" / "model.safetensors", 2**18 * "a")
+    run, recipe = (
+        Run.create(tmp_path / "a"),
+        {"lab": str(lab), "tasks": str(rows), "model": str(weights.parent)},
     )
-    monkeypatch.setattr(cli, "_print_finished", lambda run, as_json: 0)
-    return executed
-
-
-def test_a_stage_is_not_done_where_a_key_that_was_set_is_back_at_its_default(tmp_path):
-    run, default = Run.create(tmp_path / "a"), Recipe.keys()["beta"].default
-    run.begin("03_grpo", {"model": "nano", "beta": 2 * default})
-    run.end("03_grpo")
-    assert stages.is_done(run, "03_grpo", {"model": "nano", "beta": 2 * default})
-    assert not stages.is_done(run, "03_grpo", {"model": "nano"})
-    run.begin("03_grpo", {"model": "nano"})
-    run.end("03_grpo")
-    assert stages.is_done(run, "03_grpo", {"model": "nano", "beta": default, "n_tasks": 60})
-
-
-def test_a_stage_stays_done_with_other_keys_that_change_no_result(tmp_path):
-    run = Run.create(tmp_path / "a")
-    recipe = {"model": "nano", "engine": "server", "server_urls": "http://node3:8000"}
-    for stage in stages.STAGES[:3]:
-        run.begin(stage, stages.parameters_of(stage, recipe))
-        run.end(stage)
-    free = {"server_urls": "http://node7:8000", "save_every": 9, "preflight": "warn", "max_batch": 9}
-    free |= {"engine_memory": 0.5, "report_to": "wandb", "tool_cache": "off"}
-    assert all(stages.is_done(run, stage, recipe | free) for stage in stages.STAGES[:3])
-    done = [stages.is_done(run, "03_grpo", recipe | {k: 9}) for k in ("patience", "steps", "tool_timeout_s")]
-    assert done == [False, False, False]
-
-
-def test_one_call_at_a_time_works_on_a_run(tmp_path, monkeypatch, capsys):
-    run, words = tmp_path / "a", ["run", str(NANO), "--run", str(tmp_path / "a"), "--to", "01"]
-
-    def execute(stage: str, run: Run, parameters: dict) -> None:
-        assert cli.main(words) == 2
-        assert f"process {os.getpid()} is executing notebooks in {run.path}" in capsys.readouterr().err
-
-    monkeypatch.setattr(stages, "execute", execute)
-    assert cli.main(words) == 0 and "run folder" in capsys.readouterr().out
-    command = [
-        sys.executable,
-        "-c",
-        f"{HOLDING}with _alone(Run({str(run)!r})):\n print(flush=True)\n input()",
-    ]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
-        other.stdout.readline()
-        assert cli.main(words) == 2 and f"process {other.pid} is" in capsys.readouterr().err
-        other.kill()
-    monkeypatch.setattr(stages, "execute", lambda *_: None)
-    assert cli.main(words) == 0, "a killed one holds nothing"
-
-
-HOLDING = "from agentkit.runs.run import Run\nfrom agentkit.runs.stages import _alone\n"
-
-
-def test_a_stage_is_not_done_where_an_earlier_one_was_executed_after_it(tmp_path, monkeypatch):
-    run, clock = Run.create(tmp_path / "a"), iter(f"2026-01-01T00:00:0{i}+0000" for i in range(9))
-    monkeypatch.setattr("agentkit.runs.run._now", lambda: next(clock))
-    for stage in ("01_tasks", "02_baseline", "03_grpo", "02_baseline"):
-        run.begin(stage, {"model": "nano"})
-        run.end(stage)
-    done = [stages.is_done(run, stage, {"model": "nano"}) for stage in stages.STAGES[:3]]
-    assert done == [True, True, False]
-
-
-def test_a_stage_stays_done_where_the_next_began_in_another_time_zone(tmp_path, monkeypatch):
-    clock = iter(("2026-01-01T12:10:00+0200", "2026-01-01T10:30:00+0000", "2026-01-01T10:40:00+0100"))
-    run = Run.create(tmp_path / "a")
-    monkeypatch.setattr("agentkit.runs.run._now", lambda: next(clock))
-    for stage in stages.STAGES[:3]:
-        run.begin(stage, {"model": "nano"})
-        run.end(stage)
-    done = [stages.is_done(run, stage, {"model": "nano"}) for stage in stages.STAGES[:3]]
-    assert done == [True, True, False], "the third began at 09:40, before the others"
-
-
-def test_a_training_that_was_asked_to_stop_is_not_done(tmp_path):
-    run = Run.create(tmp_path / "a")
-    for ended, done in (("asked", False), ("steps", True)):
-        run.begin("03_grpo", {"model": "nano"})
-        assert "interrupted" not in run.manifest["stages"]["03_grpo"], "it goes on from its checkpoint"
-        run.end("03_grpo", ended=ended)
-        assert stages.is_done(run, "03_grpo", {"model": "nano"}) == done
-
-
-@pytest.mark.parametrize("name", ["{}/rows.jsonl", "gsm8k:{}/rows.jsonl", "gsm8k:{}"])
-def test_a_stage_is_not_done_with_other_content_of_a_file_it_was_handed(tmp_path, monkeypatch, name):
-    run, rows = Run.create(tmp_path / "a"), write(tmp_path / "rows.jsonl", "{}")
-    recipe = {"n_tasks": 60, "tasks": name.format(tmp_path)}
-
-    def execute(stage: str, run: Run, parameters: dict) -> None:
-        run.begin(stage, parameters["recipe"])
-        run.end(stage)
-
-    monkeypatch.setattr(stages, "execute", execute)
-    stages.run_stages(run, recipe, 0, 0, files=stages.file_digests(recipe))
-    assert stages.is_done(run, "01_tasks", recipe)
-    rows.write_text("{ }")
-    assert not stages.is_done(run, "01_tasks", recipe)
-
-
-def test_a_stage_is_not_done_with_other_weights_in_its_model_folder(tmp_path, monkeypatch):
-    (tmp_path / "mine").mkdir()
-    run, weights = Run.create(tmp_path / "a"), write(tmp_path / "mine" / "model.safetensors", 2**21 * "a")
-    recipe = {"model": str(tmp_path / "mine")}
-
-    def execute(stage: str, run: Run, parameters: dict) -> None:
-        run.begin(stage, parameters["recipe"])
-        run.end(stage)
-
-    monkeypatch.setattr(stages, "execute", execute)
-    stages.run_stages(run, recipe, 2, 2, files=stages.file_digests(recipe))
+    assert went(run, recipe, executed) == "01 02 03"
     os.utime(weights, (0, 0))
-    assert stages.is_done(run, "03_grpo", recipe), "a copy has other times"
-    weights.write_text(2**21 * "b")
-    assert not stages.is_done(run, "03_grpo", recipe)
-    run.update(stages={"03_grpo": run.manifest["stages"]["03_grpo"] | {"files": {}}})
-    assert stages.is_done(run, "03_grpo", recipe), "an older version did not look"
+    assert went(run, recipe | {"lab": f"{tmp_path}/mine/../lab.py"}, executed) == ""
+    weights.write_text(2**17 * "a" + 2**17 * "b")
+    assert went(run, recipe, executed) == "02 03"
+    rows.write_text("{ }")
+    assert went(run, recipe, executed) == "01 02 03"
+    lab.write_text("a = 2")
+    assert went(run, recipe, executed) == "01 02 03"
 
 
-@pytest.mark.parametrize(
-    ("by_hand", "here"),
-    [({"lab": "example.py"}, {"lab": "params/example.py"}), ({"tasks": "gsm8k:example.py"}, {"tasks": "gsm8k:params/example.py"}),
-     ({"model": "outputs/mine"}, {"model": str(NANO.parents[1] / "outputs" / "mine")})],
-)  # fmt: skip
-def test_a_stage_is_done_however_its_files_are_spelt(tmp_path, by_hand, here):
-    run = Run.create(tmp_path / "a")
-    stage = "01_tasks" if "tasks" in here else "03_grpo"
-    run.begin(stage, by_hand)
-    run.end(stage)
-    assert stages.is_done(run, stage, here)
-    assert not stages.is_done(run, stage, {name: f"{value}.py" for name, value in here.items()})
+def test_a_file_that_changes_meanwhile_ends_the_call(tmp_path, monkeypatch):
+    lab = write(tmp_path / "lab.py", "a = 1")
+    run, recipe = Run.create(tmp_path / "a"), {"lab": str(lab)}
+
+    def execute(stage: str, run: Run, parameters: dict) -> None:
+        lab.write_text("a = 2")
+        run.begin(stage, recipe, lab=lab_digest(lab))
+        run.end(stage)
+
+    monkeypatch.setattr(stages, "execute", execute)
+    with pytest.raises(RecipeError, match="such as its lab, changed while 01_tasks ran"):
+        stages.run_stages(run, recipe, 0, 1)
 
 
 def test_a_training_that_was_asked_to_stop_ends_the_call_and_the_same_call_goes_on(
@@ -171,21 +103,71 @@ def test_a_training_that_was_asked_to_stop_ends_the_call_and_the_same_call_goes_
         run.end(stage, **({"ended": (asked or ["steps"]).pop()} if stage == "03_grpo" else {}))
 
     monkeypatch.setattr(stages, "execute", execute)
-    words = ["run", str(NANO), "--run", str(tmp_path / "a"), "--to"]
-    assert cli.main([*words, "04"]) == 130 and executed == ["01", "02", "03"]
+    words = ["run", str(NANO), "--run", str(tmp_path / "a"), "--to", "04"]
+    assert cli.main(words) == 130 and executed == ["01", "02", "03"]
     shown = capsys.readouterr()
     assert "03_grpo: asked to stop" in shown.out and "run the same command to go on" in shown.err
-    asked.append("asked")
-    assert cli.main([*words, "04", "--from", "03"]) == 130 and executed.pop() == "03"
-    assert "same command, --from the notebook that stopped, to go on" in capsys.readouterr().err
-    assert cli.main([*words, "04", "--from", "04"]) == 0 and executed[3:] == ["04"]
-    assert cli.main([*words, "04"]) == 0 and executed[4:] == ["03", "04"]
+    assert cli.main([*words, "--from", "04"]) == 0 and executed[3:] == ["04"]
+    assert cli.main(words) == 0 and executed[4:] == ["03", "04"]
+
+
+def test_one_call_at_a_time_works_on_a_run(tmp_path, executed, capsys):
+    words = ["run", str(NANO), "--run", str(tmp_path / "a"), "--to", "01"]
+    assert cli.main(words) == 0
+    code = "import sys; from pathlib import Path; from agentkit.runs.files import alone\n"
+    code += "with alone(Path(sys.argv[1]), 'at it'):\n print(flush=True)\n input()"
+    command = [sys.executable, "-c", code, str(tmp_path / "a" / stages.RUNNING)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        assert cli.main(words) == 2
+        assert (
+            f"process {other.pid} is executing notebooks in {tmp_path / 'a'}: wait" in capsys.readouterr().err
+        )
+        other.kill()
+    assert cli.main(words) == 0, "a killed one holds nothing"
+
+
+def test_a_run_of_an_earlier_version_is_refused(tmp_path, executed):
+    run = Run.create(tmp_path / "a")
+    run.update(stages={"01_tasks": {"status": "done", "seconds": 3.0, "parameters": {}}})
+    with pytest.raises(RunError, match="made by an earlier version .01_tasks.: name another --run"):
+        stages.run_stages(run, {}, 0, 0)
+    assert executed == []
+
+
+def test_a_notebook_warns_once_where_an_earlier_one_does_not_go_with_it(tmp_path, recwarn):
+    run, recipe = Run.create(tmp_path / "a"), {"n_tasks": 60, "temperature": 0.5}
+    for stage in STAGES[:3]:
+        run.begin(stage, recipe | {"max_batch": len(stage)})
+        run.end(stage)
+    assert not recwarn.list
+    with pytest.warns(
+        UserWarning, match="^01_tasks was made with something else than 03_grpo has here .n_tasks, te"
+    ):
+        run.begin("03_grpo", {"temperature": 0.9})
+    run.begin("01_tasks", recipe | {"n_tasks": 80})
+    with pytest.warns(
+        UserWarning, match="02_baseline was .* .an earlier notebook that ran again.: run it again"
+    ):
+        run.begin("03_grpo", recipe | {"n_tasks": 80})
+    with pytest.warns(UserWarning, match="has here .lab.: run it again, unless"):
+        run.begin("02_baseline", recipe | {"n_tasks": 80}, lab="another")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.begin("drawing", {"steps": 7})  # it has no place in their order
+
+
+def test_fingerprints_are_of_what_was_before_too():
+    one, other = fingerprints({"n_tasks": 60}), fingerprints({"n_tasks": 80})
+    assert not {*one.values()} & {*other.values()}
+    one, other = fingerprints({"beta": 0.1}), fingerprints({"beta": 0.2})
+    assert [one[stage] == other[stage] for stage in STAGES] == [True, True, False, False, False]
 
 
 def test_a_notebook_is_handed_its_run_from_wherever_the_kernel_works(tmp_path, monkeypatch):
     for name in ("notebooks", "params", "sub/outputs/a"):
         (tmp_path / name).mkdir(parents=True)
-    write(tmp_path / "notebooks" / "01_tasks.ipynb", "")
+    write_json(tmp_path / "notebooks" / "01_tasks.ipynb", {})
     monkeypatch.chdir(tmp_path / "sub")
     handed = []
 
@@ -199,27 +181,29 @@ def test_a_notebook_is_handed_its_run_from_wherever_the_kernel_works(tmp_path, m
     assert handed == [str(tmp_path / "sub" / "outputs" / "a")]
 
 
-def test_a_stage_is_not_done_with_another_lab_file(tmp_path, monkeypatch):
-    run, lab, executed = Run.create(tmp_path / "a"), tmp_path / "lab.py", []
-    recipe = {"n_tasks": 60, "lab": str(lab)}
+# ---- lab files
+def test_what_a_lab_file_imports_from_beside_it_is_part_of_its_digest_and_loaded_anew(tmp_path):
+    lab = write(tmp_path / "own_lab.py", "from own_shop.prices import PRICE\nimport random\n")
+    write(tmp_path / "own_shop" / "__init__.py", "")
+    part, kept = write(tmp_path / "own_shop" / "prices.py", "PRICE = 1\n"), sys.modules["random"]
+    before = lab_digest(lab)
+    assert load_module(lab).PRICE == 1
+    part.write_text("PRICE = 22\n")
+    assert load_module(lab).PRICE == 22 and lab_digest(lab) != before
+    part.write_text("PRICE =\n")
+    with pytest.raises(RecipeError, match="prices.py, line 1: SyntaxError"):
+        load_module(lab)
+    assert sys.modules["random"] is kept
 
-    def execute(stage: str, run: Run, parameters: dict) -> None:
-        executed.append(stage)
-        run.begin(stage, parameters["recipe"], lab=stages.file_digests(recipe).get("lab", ""))
-        run.end(stage)
-        if "edit" in lab.read_text():
-            lab.write_text("changed = True")
 
-    monkeypatch.setattr(stages, "execute", execute)
-    for text, count in (("a = 1", 2), ("a = 1", 2), ("a = 2", 4), ("a = 1", 6)):
-        lab.write_text(text)
-        stages.run_stages(run, recipe, 0, 1, files=stages.file_digests(recipe))
-        assert len(executed) == count
-    lab.write_text("a = 'edit'")
-    with pytest.raises(RecipeError, match="lab file .* has changed since this began"):
-        stages.run_stages(run, recipe, 0, 1, files=stages.file_digests(recipe))
-    assert len(executed) == 7, "the second notebook would have run another lab file than the first"
-    files = stages.file_digests(recipe)
-    monkeypatch.setattr(stages, "execute", lambda stage, run, parameters: run.begin(stage, {}, lab="another"))
-    with pytest.raises(RecipeError, match="restore it, or start again"):  # edited when the notebook opened it
-        stages.run_stages(run, recipe, 0, 1, files=files)
+def test_two_labs_import_each_their_own_module_of_one_name(tmp_path):
+    for version in ("v1", "v2"):
+        write(tmp_path / version / "lab.py", "from own_helpers import name\nimport colorsys\n")
+        write(tmp_path / version / "own_helpers.py", f"name = {version!r}\n")
+        write(tmp_path / version / "colorsys.py", "")
+    for version in ("v1", "v2", "v1"):
+        module = load_module(tmp_path / version / "lab.py")
+        assert module.name == version and module.colorsys.rgb_to_hsv, "it hides no library"
+    lab = tmp_path / "marked_lab.py"
+    lab.write_bytes("\ufeffSIZE = 3\n".encode())
+    assert load_module(lab).SIZE == 3 and lab_digest(lab)

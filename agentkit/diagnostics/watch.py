@@ -94,7 +94,7 @@ def read_steps(run: Run) -> list[StepMeasures]:
         return []
     rows = {row["step"]: row for row in run.metric_rows()}
     stored = sorted(rows.keys() & set(run.steps))
-    observed = {n: observe(rows[n], rollouts) for n, rollouts in run.rollouts(stored, tokens=False)}
+    observed = {n: observe(rows[n], rollouts) for n, rollouts in run.rollouts(stored)}
     return [observed.get(number) or observe(row) for number, row in sorted(rows.items())]
 
 

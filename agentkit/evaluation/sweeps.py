@@ -195,7 +195,7 @@ class Ablation:
         samples: dict[str, dict[int, list[Any]]] = {name: {} for name in self.runs}
         cells = [(name, seed, run) for name, runs in self.runs.items() for seed, run in runs.items()]
         for name, seed, run in with_progress(cells, "cells", "cell"):
-            stored = run.trajectories(self.sweep.state["arms"][name]["policy"], tokens=False)
+            stored = run.trajectories(self.sweep.state["arms"][name]["policy"])
             samples[name][seed] = [_slim(trajectory) for trajectory in stored]
         return samples
 

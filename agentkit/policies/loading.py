@@ -26,7 +26,7 @@ from agentkit.policies.vllm import VllmPolicy
 from agentkit.recipe import Recipe
 from agentkit.rollouts.policy import Policy
 from agentkit.rollouts.template_probe import with_template
-from agentkit.runs import Run, RunError, open_file
+from agentkit.runs import Run, RunError
 from agentkit.runs.files import model_path
 from agentkit.runs.run import ADAPTER
 
@@ -176,9 +176,6 @@ def _adapters(run: Run, recipe: Recipe, name: str) -> tuple[list[Path], Path | N
 def with_adapter(model: Any, folder: Path) -> Any:
     """A model with an adapter beside its weights. Raises RunError where its files cannot be used."""
     try:
-        for path in folder.iterdir():
-            if not path.is_dir():
-                open_file(path).close()  # torch would wait for a pipe
         adapted = PeftModel.from_pretrained(model, str(folder), torch_device=str(model.device))
         if not all(p.isfinite().all() for name, p in adapted.named_parameters() if "lora_" in name):
             raise ValueError("it holds weights that are no numbers")

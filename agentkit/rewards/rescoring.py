@@ -39,7 +39,7 @@ class Rescoring:
 
 
 def rescore_each(
-    run: Run, others: Mapping[str, Reward], steps: Iterable[int] | None = None, *, tokens: bool = True
+    run: Run, others: Mapping[str, Reward], steps: Iterable[int] | None = None
 ) -> dict[str, Rescoring]:
     """Score a run's stored training trajectories again, under other rewards by name.
 
@@ -47,13 +47,12 @@ def rescore_each(
         run: with tasks and train/trajectories.
         others: the rewards.
         steps: which steps; all that are stored by default.
-        tokens: False reads no tokens, for rewards that look at none.
 
     Raises:
         RunError: the run stores no training trajectories.
     """
     rows: dict[str, list[dict]] = {name: [] for name in others}
-    for _, stored in run.rollouts(steps, tokens=tokens):
+    for _, stored in run.rollouts(steps):
         for name, reward in others.items():
             rows[name] += compare_step(stored, run.tasks, reward)
     if not all(rows.values()):

@@ -3,17 +3,15 @@
 Leaves out what the files mean: evaluation, diagnostics and views read them.
 """
 
-from agentkit.recipe import Recipe, RecipeError, find_file, read_recipe
+from agentkit.recipe import Recipe, RecipeError, find_file, project_root, read_recipe
 from agentkit.records import RunError
 from agentkit.runs.files import (
     append_jsonl,
     append_to,
     cut_jsonl,
     digest,
-    disk_remedy,
     encode_json,
     numbered_rows,
-    open_file,
     parse_json,
     read_json,
     read_jsonl,
@@ -32,7 +30,6 @@ from agentkit.runs.run import (
     default_folder,
     git_state,
     load_run,
-    project_root,
     secure,
     versions,
     with_progress,
@@ -43,16 +40,15 @@ from agentkit.runs.trajectory_files import (
     read_trajectories,
     task_problem,
     trajectory_from,
-    write_scores,
     write_tasks,
     write_trajectories,
 )
 
 __all__ = [
     "Recipe", "RecipeError", "Run", "RunError", "SPLITS", "append_jsonl", "append_to", "check_name",
-    "cut_jsonl", "default_folder", "digest", "disk_remedy", "encode_json", "fault", "find_file", "git_state",
-    "load_run", "numbered_rows", "open_file", "parse_json", "project_root", "read_json", "read_jsonl",
+    "cut_jsonl", "default_folder", "digest", "encode_json", "fault", "find_file", "git_state",
+    "load_run", "numbered_rows", "parse_json", "project_root", "read_json", "read_jsonl",
     "read_recipe", "read_rows", "read_tasks", "read_text", "read_trajectories", "secure",
     "task_problem", "trajectory_from", "user_cache", "versions", "with_progress", "write_bytes", "write_json",
-    "write_jsonl", "write_scores", "write_table", "write_tasks", "write_trajectories", "writing",
+    "write_jsonl", "write_table", "write_tasks", "write_trajectories", "writing",
 ]  # fmt: skip

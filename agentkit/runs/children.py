@@ -18,6 +18,7 @@ import psutil
 from agentkit.records import AgentkitError
 
 TOKEN = "AGENTKIT_JOB"  # in the environment of all that belongs to one job, servers and helpers included
+CELL = "AGENTKIT_CELL"  # in the environment of whatever works on a cell of a sweep: its folder
 PARENT = "AGENTKIT_PARENT"  # the process that started this one, where that is not of the job itself
 PR_SET_PDEATHSIG = 1  # linux/prctl.h; it outlives exec
 

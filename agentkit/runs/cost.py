@@ -20,7 +20,7 @@ from agentkit.recipe import Recipe, find_file, read_yaml
 from agentkit.records import RecipeError, RunError
 from agentkit.runs import Run, numbered_rows, project_root
 from agentkit.runs.files import located
-from agentkit.runs.schemas import fault
+from agentkit.runs.schemas import read_as
 
 PHASES = (
     "SFT baseline (cold start, measurement)",
@@ -67,10 +67,10 @@ def read_prices(path: str | Path | None = None, near: str | Path | None = None) 
     """Read the prices; by default ``prices_file``, which may lie ``near``. Raises RecipeError."""
     path = prices_file(near) if path is None else located(path)
     values = read_yaml(path)
-    if why := fault("prices", values):
-        raise RecipeError(f"{path} is no price file ({why}). Write it like params/prices.yaml.")
-    rates = {model: Rates(**seconds) for model, seconds in values.pop("rates").items()}
-    return Prices(**values, rates=rates)
+    try:
+        return read_as(Prices, values)
+    except ValueError as error:
+        raise RecipeError(f"{path} is no price file ({error}): write it like params/prices.yaml") from None
 
 
 def prices_file(near: str | Path | None = None) -> Path:

@@ -10,33 +10,17 @@ import fcntl
 import hashlib
 import json
 import os
-import stat
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from agentkit.nano import DATA, NANO
 from agentkit.recipe import located, project_root  # noqa: F401
 from agentkit.records import AgentkitError, DiskError, RunError
 
-_ROOM = "Make room there and run the same again: it goes on from what is kept."
-_RIGHTS = "Name another folder, or change its rights."
-_ELSE = "Move away what is there, or name another place."
-_LOCKS = "It takes no locks: put the run on a local disk, or have this one mounted with locks (flock)."
-_REMEDIES = {
-    "No space left": _ROOM,
-    "disk is full": _ROOM,  # SQLite's words
-    "quota exceeded": _ROOM,
-    "File too large": f"Raise the limit on the size of files (ulimit -f). {_ROOM}",
-    "Read-only file system": _RIGHTS,
-    "Permission denied": _RIGHTS,
-    "Operation not permitted": _RIGHTS,
-    "No locks available": _LOCKS,
-    "Function not implemented": _LOCKS,
-}
 MANIFEST = "run.json"
 
 
@@ -56,32 +40,35 @@ def user_cache(name: str) -> Path:
     return Path(root) / "agentkit" / name
 
 
-def held_elsewhere(error: OSError) -> bool:
-    """Whether a lock was refused since another holds it. Raises DiskError where the disk takes no locks."""
-    if error.errno in (errno.EAGAIN, errno.EACCES):
-        return True
-    raise DiskError(f"the disk fails at locking ({error.strerror}). {_LOCKS}") from None
-
-
-def disk_remedy(error: BaseException) -> str:
-    """What to do where a disk refused a write, whichever library says so; "" where it is another fault."""
-    return next((remedy for words, remedy in _REMEDIES.items() if words in str(error)), "")
+@contextmanager
+def alone(path: Path, doing: str) -> Iterator[None]:
+    """Hold a lock file; a killed process loses it. Raises RunError where another one holds it."""
+    with open(path, "a+", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            way = "wait for it, stop it, or name another folder"
+            raise RunError(f"process {lock.read(20).strip()} is {doing}: {way}") from None
+        lock.truncate(0)
+        print(os.getpid(), file=lock, flush=True)
+        yield
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Makes the folder of a file that is written. Raises DiskError with the file and the remedy."""
+    """Makes the folder of a file that is written. Raises DiskError with the file where the disk refuses."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         yield
     except AgentkitError:
         raise
-    except Exception as error:
-        remedy = disk_remedy(error)  # libraries have errors of their own for a full disk
-        if not (remedy or isinstance(error, OSError)):
+    except Exception as error:  # libraries have errors of their own for a full disk
+        if not isinstance(error, OSError) and "No space left" not in str(error):
             raise
         why = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
-        raise DiskError(f"{path} cannot be written ({why}). {remedy or _ELSE}") from None
+        way = "make room there, or name another folder; the same command goes on from what is kept"
+        raise DiskError(f"{path} cannot be written ({why}): {way}") from None
 
 
 def write_bytes(path: str | Path, data: bytes) -> Path:
@@ -126,44 +113,22 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def open_file(path: str | Path) -> BinaryIO:
-    """A file to read. Raises OSError for a pipe, socket or device too, which one would wait for."""
-    _refuse_odd(path)
-    return open(path, "rb")  # noqa: SIM115
-
-
 def append_to(path: Path) -> int:
-    """A descriptor to append to a file or lock it, made private where it is missing; else DiskError."""
+    """A descriptor to append to a file, made private where it is missing; else DiskError."""
     with writing(path):
-        with suppress(FileNotFoundError):
-            _refuse_odd(path)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
 
 
-def _refuse_odd(path: str | Path) -> None:
-    kind = os.stat(path).st_mode
-    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
-        raise OSError(errno.EINVAL, "it is a pipe, a socket or a device, not a file", str(path))
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[BinaryIO]:
-    """A file to read. Raises RunError where it is missing, or cannot be read."""
+def _read_bytes(path: Path) -> bytes:
     try:
-        with open_file(path) as file:
-            yield file
+        return path.read_bytes()
     except FileNotFoundError:
         raise RunError(f"{path} does not exist. Run the notebook or sweep that writes it first.") from None
-    except (OSError, ValueError, MemoryError) as error:  # ValueError: a name with a NUL
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
         why = getattr(error, "strerror", None) or error
         raise RunError(
             f"{path} cannot be read ({why}). Restore it or run the stage that writes it."
         ) from None
-
-
-def _read_bytes(path: Path) -> bytes:
-    with _reading(path) as file:
-        return file.read()
 
 
 def read_text(path: str | Path) -> str:
@@ -216,15 +181,10 @@ def cut_jsonl(path: str | Path, step: int) -> int:
     """Keep the rows up to an optimiser step, as when training goes on from there; how many lines went."""
     path = Path(path)
     rows = [row for _, row in _lines(path)] if path.exists() else []
-    kept = [row for row in rows if isinstance(row, dict) and not _is_after(row.get("step"), step)]
+    kept = [row for row in rows if isinstance(row, dict) and not (row.get("step") or 0) > step]
     if len(kept) < len(rows):
         write_jsonl(path, kept)
     return len(rows) - len(kept)
-
-
-def _is_after(number: Any, step: int) -> bool:
-    """Whether what a row says of its step is a later one; a row without a number stays."""
-    return isinstance(number, int | float) and number > step
 
 
 def read_jsonl(path: str | Path, *, tolerant: bool = True) -> list[dict]:
@@ -329,12 +289,7 @@ def read_rows(path: str | Path) -> list[dict]:
     return rows
 
 
-def parquet_rows(
-    path: Path,
-    what: str = "readable Parquet file",
-    way: str = "Copy it again",
-    part: Callable[[Any], Any] = lambda table: table,
-) -> list[dict]:
+def parquet_rows(path: Path, part: Callable[[Any], Any] = lambda table: table) -> list[dict]:
     """The rows of a Parquet file, or of what ``part`` takes of its table. Raises RunError where it is missing
     or damaged, checksums included.
     """
@@ -345,7 +300,10 @@ def parquet_rows(
     try:
         return part(pq.read_table(source, page_checksum_verification=True)).to_pylist()
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        raise RunError(f"{path} is not a {what} ({' '.join(str(error).split())[:160]}). {way}.") from None
+        why = " ".join(str(error).split())[:160]
+        raise RunError(
+            f"{path} is not a readable Parquet file ({why}). Restore it, or make it again."
+        ) from None
 
 
 def steps(folder: Path) -> list[Path]:
@@ -360,5 +318,4 @@ def step_of(checkpoint: Path) -> int:
 
 def digest(path: str | Path) -> str:
     """SHA-256 of a file, first 16 hex digits. Raises RunError where it cannot be read."""
-    with _reading(Path(path)) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+    return hashlib.sha256(_read_bytes(Path(path))).hexdigest()[:16]

@@ -20,8 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 from agentkit.records import RecipeError
-from agentkit.runs.files import digest, write_bytes
-from agentkit.runs.run import project_root
+from agentkit.runs.files import digest, project_root, write_bytes
 
 _LOADED: dict[Path, str] = {}  # digests of what this process has loaded from beside lab files
 _BESIDE: set[str] = set()  # folders of lab files that are at the end of sys.path, the newest first

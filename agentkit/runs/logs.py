@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from agentkit.records import DataError
-from agentkit.runs.files import open_file, parse_json, read_jsonl
+from agentkit.runs.files import parse_json, read_jsonl
 
 NAMES = {  # ours: TRL's, the best first
     "step": ("step", "global_step"),
@@ -115,8 +115,7 @@ def _rows(path: Path) -> Rows:
         if path.suffix == ".jsonl":
             rows = read_jsonl(path)  # says so where the last line is torn
         else:
-            with open_file(path) as file:
-                text = file.read().decode("utf-8-sig")
+            text = path.read_text(encoding="utf-8-sig")
             is_json = path.suffix == ".json"
             rows = parse_json(text) if is_json else list(csv.DictReader(text.splitlines(keepends=True)))
     except OSError as error:

@@ -4,7 +4,6 @@ Leaves out what the files mean (evaluation, diagnostics) and how notebooks are e
 """
 
 import importlib.metadata
-import itertools
 import os
 import re
 import subprocess
@@ -13,15 +12,16 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from agentkit.recipe import FILES, Recipe, find_file
+from agentkit.recipe import FILES, find_file, located, project_root
 from agentkit.records import RecipeError, RunError, Task, Trajectory
-from agentkit.runs.files import MANIFEST, digest, located, project_root, read_json, read_jsonl, write_json
+from agentkit.runs.files import MANIFEST, digest, read_json, read_jsonl, write_json
+from agentkit.runs.fingerprints import STAGES, chosen, file_digests, fingerprint
 from agentkit.runs.schemas import SECTIONS, fault
+from agentkit.runs.topology import CARDS
 from agentkit.runs.trajectory_files import Choose, misplaced, read_tasks, read_trajectories, step_rows
 
 WRITERS = {"tasks.jsonl": "01_tasks", "baseline.json": "02_baseline", "sft": "02_baseline",
@@ -30,11 +30,6 @@ WRITERS = {"tasks.jsonl": "01_tasks", "baseline.json": "02_baseline", "sft": "02
 ADAPTER = "adapter/adapter_model.safetensors"
 HASHED = ("tasks.jsonl", "baseline.json", "preflight.json", "comparison.json", "eval/*.parquet",
           ADAPTER, "train/metrics.jsonl")  # fmt: skip
-# recipe keys that say where and how fast a run is executed, not what it is: notebooks may differ in them
-_MAY_DIFFER = (
-    "run engine server_urls sync_threshold engine_memory tool_cache max_batch tool_timeout_s "
-    "trajectory_timeout_s deterministic gpus shard"
-).split()
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _VERSIONED = "agentkit torch transformers trl peft datasets accelerate plotly papermill".split()
 
@@ -59,11 +54,6 @@ class Run:
 
     def __init__(self, path: str | Path):
         self.path = located(path)
-        for part in self.path.parts[:-1]:
-            if "\0" in part or len(part.encode("utf-8", "replace")) > 255:
-                raise RunError(
-                    f"run folder {str(path)[:80]!r} is refused: no file system holds the name {part[:40]!r}."
-                )
         check_name(self.path.name)
 
     @classmethod
@@ -73,21 +63,15 @@ class Run:
         try:
             run.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             run.path.chmod(0o700)
-        except OSError as error:
-            raise RunError(
-                f"{run.path} cannot be made a run folder ({error.strerror}). Choose another folder."
-            ) from None
+        except (OSError, ValueError) as error:  # ValueError: a name with a NUL
+            why = getattr(error, "strerror", None) or error
+            raise RunError(f"{run.path} cannot be made a run folder ({why}). Choose another.") from None
         if not (run.path / MANIFEST).exists():
             write_json(run.path / MANIFEST, {"created": _now()} | {name: {} for name in SECTIONS})
         return run
 
     def __repr__(self) -> str:
-        try:
-            stages = self.manifest["stages"].items()
-        except RunError:  # none yet, or damaged
-            stages = ()
-        done = [name for name, stage in stages if stage.get("status") == "done"]
-        return f"Run({str(self.path)!r}, finished: {', '.join(done) or 'none'})"
+        return f"Run({str(self.path)!r})"
 
     def file(self, *parts: str) -> Path:
         """A path inside the run."""
@@ -109,75 +93,61 @@ class Run:
         write_json(self.path / MANIFEST, manifest)
 
     def begin(self, name: str, recipe: dict, inputs: Iterable[str] = (), lab: str = "") -> None:
-        """Mark a stage as running, with the lab file's digest; warn where earlier ones do not go with it.
-
-        Raises RunError where an input is missing.
+        """Mark a stage as running, with the recipe keys that were set and the lab file's digest; one warning
+        where an earlier stage does not go with it. Raises RunError where an input is missing.
         """
         for needed in inputs:
             if not self.file(needed).exists():
                 writer = next(
-                    (w for prefix, w in WRITERS.items() if needed.startswith(prefix)), "that writes it"
+                    (w for start, w in WRITERS.items() if needed.startswith(start)), "that writes it"
                 )
                 raise RunError(
                     f"{name} needs {self.file(needed)}, which does not exist. Run notebook {writer} for this "
                     "run first."
                 )
-        if name[:1].isdigit():  # drawing has no place in their order
-            self._warn_of_earlier(name, recipe)
-            self.warn_of_other_lab(name, lab)
-        entry = {
-            "status": "running",
-            "started": _now(),
-            "_clock": time.time(),
-            "parameters": recipe,
-            "lab": lab,
-        }
-        if self.manifest["stages"].get(name, {}).get("status", "done") != "done":
+        files = file_digests(recipe) | ({"lab": lab} if lab else {})
+        if name in STAGES:  # drawing has no place in their order
+            self._warn_if_stale(name, recipe, files)
+        entry = {"status": "running", "started": _now(), "_clock": time.time(), "parameters": recipe}
+        entry |= {"lab": lab, "files": files}
+        entry["fingerprint"] = fingerprint(name, recipe, files, self.fingerprint_before(name))
+        manifest = self.manifest
+        if manifest["stages"].get(name, {}).get("status", "done") != "done":
             entry["interrupted"] = True  # so it goes on from where an earlier attempt was stopped
-        if "CUDA_VISIBLE_DEVICES" in os.environ:
-            entry["gpus"] = os.environ["CUDA_VISIBLE_DEVICES"]
-        handed = {s: x.get("parameters", {}).keys() for s, x in self.manifest["stages"].items()}
-        before = set(handed.get(name, ()))
-        if name[:1].isdigit():  # papermill may hand over others'
-            others = {key for s, keys in handed.items() for key in keys & {*Recipe.keys_of(s)}}
-            before = (before | others & {*_MAY_DIFFER}) & {*Recipe.keys_of(name)}
-        self.update(recipe=recipe, versions=versions(), git=git_state(), stages={name: entry})
-        if gone := before - recipe.keys():  # back at their defaults
-            manifest = self.manifest
-            manifest["recipe"] = {key: x for key, x in manifest["recipe"].items() if key not in gone}
-            write_json(self.path / MANIFEST, manifest)
+        if CARDS in os.environ:
+            entry["gpus"] = os.environ[CARDS]
+        manifest |= {"recipe": recipe, "versions": versions(), "git": git_state()}
+        manifest["stages"] = manifest["stages"] | {name: entry}
+        write_json(self.path / MANIFEST, manifest)
 
-    def _warn_of_earlier(self, name: str, recipe: Mapping[str, Any]) -> None:
-        """Warn of earlier stages executed in another order, or with other keys that this one has too."""
-        stages = sorted(self.manifest["stages"].items())
-        done = [(stage, entry) for stage, entry in stages if stage in WRITERS.values() and stage < name]
-        for (first, entry), (then, later) in itertools.pairwise(done):
-            if started(entry) > started(later):
-                warnings.warn(f"{first} was executed after {then}: run {then} again first.", stacklevel=3)
-        for stage, entry in done:
-            keys, other = Recipe.keys(), []
-            for key in set(Recipe.keys_of(stage)) & set(Recipe.keys_of(name)) - set(_MAY_DIFFER):
-                was, now = (x.get(key, keys[key].default) for x in (entry.get("parameters", {}), recipe))
-                if placed(key, was) != placed(key, now):
-                    other.append(f"{key} {was!r:.60} (here {now!r:.60})")
-            if other:
-                warnings.warn(
-                    f"{stage} was executed with {', '.join(sorted(other))}: set the same in this notebook's "
-                    f"parameters cell, or run {stage} again, unless they are meant to differ.",
-                    stacklevel=3,
-                )
+    def fingerprint_before(self, name: str) -> str:
+        """The fingerprint of the stage before one; "" where there is none."""
+        before = STAGES[STAGES.index(name) - 1] if name in STAGES[1:] else ""
+        return self.manifest["stages"].get(before, {}).get("fingerprint", "")
 
-    def warn_of_other_lab(self, name: str, lab: str) -> None:
-        """Warn of stages before ``name`` that were executed with another lab file than the one with this
-        digest.
-        """
-        stages = sorted(self.manifest["stages"].items())
-        earlier = [(stage, entry) for stage, entry in stages if stage in WRITERS.values() and stage < name]
-        others = [stage for stage, entry in earlier if entry.get("judged", entry.get("lab", lab)) != lab]
-        if others:
+    def is_done(self, name: str, key: str) -> bool:
+        """Whether a stage was executed to its end with this fingerprint, and nobody asked it to stop."""
+        entry = self.manifest["stages"].get(name, {})
+        same = entry.get("fingerprint") == key and entry.get("status") == "done"
+        return same and entry.get("ended") != "asked"
+
+    def _warn_if_stale(self, name: str, recipe: Mapping[str, Any], files: Mapping[str, str]) -> None:
+        """Warn of stages before this one that were made with something else than it has here."""
+        made, stale = self.manifest["stages"], {}
+        for stage in STAGES[: STAGES.index(name)]:
+            entry = made.get(stage)
+            if not entry or "fingerprint" not in entry:
+                continue
+            was = chosen(stage, entry["parameters"], entry["files"])
+            now = chosen(stage, recipe, files)
+            stale |= {key: stage for key, value in was.items() if value != now[key]}
+            as_made = fingerprint(stage, entry["parameters"], entry["files"], self.fingerprint_before(stage))
+            if as_made != entry["fingerprint"]:
+                stale["an earlier notebook that ran again"] = stage
+        if stale:
             warnings.warn(
-                f"the lab file has changed since {', '.join(others)} (executed with another one than here), "
-                f"so results of both are mixed: restore it, or run {others[0]} and what follows again.",
+                f"{min(stale.values())} was made with something else than {name} has here "
+                f"({', '.join(sorted(stale))}): run it again, unless they are meant to differ.",
                 stacklevel=3,
             )
 
@@ -237,43 +207,34 @@ class Run:
             warnings.warn(f"{path}: {'; '.join(faults[:3])}{more}.", stacklevel=2)
         return rows
 
-    def trajectories(
-        self, which: int | str, *, tokens: bool = True, choose: Choose | None = None
-    ) -> list[Trajectory]:
+    def trajectories(self, which: int | str, *, choose: Choose | None = None) -> list[Trajectory]:
         """Training trajectories of a step (int), or the evaluation trajectories of a policy (str).
 
-        ``tokens`` and ``choose`` say what of them, as for ``read_trajectories``.
+        ``choose`` says which of them, as for ``read_trajectories``.
 
         Raises:
             RunError: the file is missing or damaged, or its rows are not what its name and the suite say.
         """
         if isinstance(which, str):
-            path, step = self.file("eval", f"{check_name(which, 'policy')}.parquet"), None
-            policies = {which}
+            path, step, policy = self.file("eval", f"{check_name(which, 'policy')}.parquet"), None, which
             self.warn_if_changed(f"eval/{path.name}")
         else:
-            path, step = self.file("train", "trajectories", f"step_{which:05d}.parquet"), int(which)
-            policies = None
-        trajectories = read_trajectories(path, tokens=tokens, choose=choose)
+            path, step, policy = self.file("train", "trajectories", f"step_{which:05d}.parquet"), which, None
+        trajectories = read_trajectories(path, choose=choose)
         suite = self.tasks if self.file("tasks.jsonl").exists() else None
-        if fault := misplaced(trajectories, policies, step, suite):
+        if fault := misplaced(trajectories, policy, step, suite):
             raise RunError(f"{path}: {fault}. Restore the file, or run the stage that writes it again.")
         return trajectories
 
-    def rollouts(
-        self, steps: Iterable[int] | None = None, *, tokens: bool = True
-    ) -> Iterator[tuple[int, list[Trajectory]]]:
+    def rollouts(self, steps: Iterable[int] | None = None) -> Iterator[tuple[int, list[Trajectory]]]:
         """Training trajectories of steps, or of all that are stored; one warning names the files left out.
 
-        ``tokens`` says what of them, as for ``read_trajectories``.
-
-        Raises:
-            RunError: none of the files can be used.
+        Raises RunError where none of the files can be used.
         """
         unread, numbers = [], list(self.steps if steps is None else steps)
         for step in with_progress(numbers, "stored steps", "step"):
             try:
-                yield step, self.trajectories(step, tokens=tokens)
+                yield step, self.trajectories(step)
             except RunError as error:
                 unread.append(error)
         if unread and len(unread) == len(numbers):
@@ -284,10 +245,7 @@ class Run:
     @property
     def measured(self) -> list[str]:
         """Policies whose evaluation trajectories are stored, by name."""
-        stems = (path.stem for path in self.file("eval").glob("*.parquet"))
-        return sorted(
-            stem for stem in stems if not stem.endswith("_greedy")
-        )  # earlier versions wrote these too
+        return sorted(path.stem for path in self.file("eval").glob("*.parquet"))
 
     @property
     def steps(self) -> list[int]:
@@ -320,12 +278,8 @@ class Run:
 def load_run(path: str | Path) -> Run:
     """Open a finished or running run. Raises RunError when there is none at ``path``."""
     run = Run(path)
-    if not (run.path / MANIFEST).exists():
+    if not os.path.isfile(run.path / MANIFEST):
         why = f"there is no run at {run.path}, which has no {MANIFEST}"
-        if not run.path.exists():
-            why = f"there is no run at {run.path}, which does not exist"
-        elif run.path.is_file():
-            why = f"{run.path} is a file, not a run folder"
         raise RunError(f"{why}. Start one with notebook 01 or 'agentkit run'.")
     return run
 
@@ -383,13 +337,6 @@ def placed(key: str, value: Any) -> Any:
     except RecipeError:
         path = project_root() / name
     return source + mark + os.path.realpath(path)
-
-
-def started(entry: Mapping[str, Any]) -> float:
-    """When a stage began, in seconds; 0 where its entry does not say."""
-    with suppress(TypeError, ValueError):
-        return datetime.fromisoformat(entry.get("started")).timestamp()
-    return 0.0
 
 
 def _now() -> str:

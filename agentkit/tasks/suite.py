@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from agentkit import sandbox
+from agentkit.recipe import located
 from agentkit.records import SandboxError, SuiteError, Task
 from agentkit.runs import read_tasks, task_problem, with_progress, write_tasks
-from agentkit.runs.files import located
 from agentkit.runs.labfile import blame
 from agentkit.runs.schemas import fault
 from agentkit.tasks.audit import audit

@@ -15,7 +15,7 @@ from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
-from agentkit.runs import Run, RunError, cut_jsonl, open_file, secure, write_json
+from agentkit.runs import Run, RunError, cut_jsonl, secure, write_json
 from agentkit.runs.files import step_of, steps
 
 MANIFEST = "manifest.json"
@@ -65,7 +65,7 @@ def verify(path: Path) -> dict[str, Any]:
         CheckpointError: a file is missing or changed, or the manifest is.
     """
     try:
-        with open_file(path / MANIFEST) as file:
+        with open(path / MANIFEST, "rb") as file:
             manifest = json.load(file)
         seal, files, about = manifest.pop("sha256"), manifest["files"], manifest["about"]
         if seal != _seal(manifest):
@@ -126,7 +126,7 @@ def _unused(path: Path) -> Path:
 
 
 def _digest(path: Path) -> str:
-    with open_file(path) as file:
+    with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

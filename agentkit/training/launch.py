@@ -117,7 +117,7 @@ class Work:
         start = time.monotonic()
         sifted = self.do(f"{JOBS}:measure", name=name, **arguments)["sifted"]
         self._done["measured"][name] = round(time.monotonic() - start, 1)
-        return self.run.trajectories(name, tokens=False), sifted
+        return self.run.trajectories(name), sifted
 
     def control(self, name: str) -> dict[str, float]:
         """Train one of the recipe's controls and measure it; what it learnt from."""

@@ -18,7 +18,6 @@ import torch
 
 from agentkit.policies.process_group import gathered, join, world
 from agentkit.runs import Recipe, Run, RunError, append_to
-from agentkit.runs.files import held_elsewhere
 
 LOCK = ".training"  # in the run's folder
 LOCK_S = 15.0  # a kernel whose parent was killed ends itself within seconds
@@ -72,8 +71,8 @@ def _locked(handle: int) -> bool:
     """Try to lock a file; not inherited by children, and gone with this process however it ends."""
     try:
         fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return not held_elsewhere(error)
+    except (BlockingIOError, PermissionError):
+        return False
     return True
 
 

@@ -81,7 +81,7 @@ class _Card:
         names, policies = self.run.measured, {}
         for name in sorted(names, key=[*ORDER, *names].index):
             try:
-                policies[name] = self.run.trajectories(name, tokens=False)
+                policies[name] = self.run.trajectories(name)
             except RunError as error:
                 warnings.warn(str(error), stacklevel=2)
         return {name: trajectories for name, trajectories in policies.items() if trajectories}

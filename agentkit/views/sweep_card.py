@@ -3,10 +3,7 @@
 Leaves out computing what it shows (evaluation.sweeps); the cells have run cards of their own (card).
 """
 
-import contextlib
 import json
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +12,8 @@ import pandas as pd
 from agentkit.evaluation import html, tables
 from agentkit.evaluation.html import Markup
 from agentkit.evaluation.sweeps import HOURS, LEVELS, Ablation
-from agentkit.records import AgentkitError
 from agentkit.runs import write_bytes
 from agentkit.runs.run import MANIFEST
-from agentkit.runs.sweep import Sweep, progress_table
 from agentkit.views import plots
 from agentkit.views.card import write_report
 from agentkit.views.redact import environment_secrets, redact, redact_text
@@ -51,27 +46,6 @@ def write_sweep_report(ablation: Ablation) -> Path:
         html.table(["what", "value"], rows),
     ]
     return write_bytes(sweep.file("report.html"), html.page(title, *parts).encode())
-
-
-def watch(folder: str | Path, every_s: float = 2.0) -> None:
-    """Show a sweep's table in a notebook, brought up to date in its place for as long as the sweep runs."""
-    from IPython.display import HTML, display
-
-    def table() -> HTML:
-        now = _masked(progress_table(Sweep(folder)), environment_secrets())
-        return HTML(html.fragment(html.table(list(now.columns), now.to_numpy().tolist())))
-
-    def follow() -> None:
-        going = True
-        while going:
-            time.sleep(every_s)
-            going = Sweep(folder).is_held
-            with contextlib.suppress(AgentkitError, OSError):  # between two writes of a cell
-                handle.update(table())
-
-    handle = display(table(), display_id=True)
-    if Sweep(folder).is_held:
-        threading.Thread(target=follow, daemon=True).start()
 
 
 def _masked(table: pd.DataFrame, secrets: Any) -> pd.DataFrame:
