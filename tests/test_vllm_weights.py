@@ -4,6 +4,8 @@ vLLM needed.
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -20,7 +22,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from agentkit.policies.engine_weights import folded, full_weights, save_lora, save_weights
+from agentkit.policies.engine_weights import folded, save_lora, save_weights
 from agentkit.policies.loading import load_tokenizer
 from agentkit.policies.precision import surviving_share
 from agentkit.policies.serve import _servable
@@ -66,8 +68,7 @@ def logprobs(model):
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_model_and_its_adapter_saved_apart_compute_the_same_together(kind, tied, tmp_path):
     model = with_lora(tiny(*kind, tie_word_embeddings=tied))
-    with model.disable_adapter():
-        save_weights(model, tmp_path / "base")
+    save_weights(model, tmp_path / "base")
     save_lora(model, tmp_path / "adapter")
     base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", dtype=torch.float32).eval()
     with model.disable_adapter():
@@ -75,23 +76,6 @@ def test_a_model_and_its_adapter_saved_apart_compute_the_same_together(kind, tie
     assert not torch.allclose(logprobs(base), logprobs(model), atol=1e-2)
     other = PeftModel.from_pretrained(base, str(tmp_path / "adapter")).eval()
     assert torch.allclose(logprobs(other), logprobs(model), atol=2e-5)
-
-
-def test_adapters_are_folded_in_whether_merged_or_not_and_left_out_where_switched_off(tmp_path):
-    plain, model = tiny(), with_lora(tiny())
-    save_weights(model, tmp_path / "open")
-    model.merge_adapter()
-    save_weights(model, tmp_path / "merged")
-    model.unmerge_adapter()
-    with model.disable_adapter():
-        off = dict(full_weights(model))
-    assert set(off) == set(plain.state_dict())
-    assert all(torch.allclose(off[name], x, atol=1e-6) for name, x in plain.state_dict().items())
-    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("open", "merged"))
-    assert one.keys() == two.keys() and all(torch.allclose(one[name], two[name], atol=1e-6) for name in one)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "open", dtype=torch.float32).eval()
-    assert torch.allclose(logprobs(loaded), logprobs(model), atol=1e-5)
-    assert not torch.allclose(logprobs(loaded), logprobs(plain), atol=1e-2)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "glm4_moe"])
@@ -112,7 +96,7 @@ def test_a_mixture_of_experts_is_adapted_outside_its_mlps_and_all_of_that_is_han
     with merged(model.eval()):
         whole = logprobs(model)
     assert torch.allclose(whole, logprobs(model), atol=1e-5)
-    handed = {name: x.clone() for name, x in full_weights(model)}
+    handed = folded(copy.deepcopy(model)).state_dict()
     assert handed.keys() == plain.keys()
     assert {name for name in plain if not torch.equal(handed[name], plain[name])} == {
         f"model.layers.{i}.self_attn.{letter}_proj.weight" for i in range(2) for letter in "qkvo"
@@ -135,6 +119,6 @@ def test_the_text_part_of_a_larger_model_says_its_architecture_and_is_served_by_
     load_tokenizer("nano").save_pretrained(hub)
     source, _, _ = _servable(str(hub), tmp_path / "served", (), "float32")
     assert source == str(tmp_path / "served")
-    assert load_file(tmp_path / "served" / "model.safetensors").keys() == dict(full_weights(model)).keys()
+    assert load_file(tmp_path / "served" / "model.safetensors").keys() == model.state_dict().keys()
     tiny().save_pretrained(tmp_path / "plain")
     assert _servable(str(tmp_path / "plain"), tmp_path / "other", (), "float32")[0] == str(tmp_path / "plain")

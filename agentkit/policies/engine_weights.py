@@ -1,19 +1,17 @@
-"""The weights of the trained network, in the form that another engine loads.
+"""The weights of the trained network, in the form that another engine loads: base and adapter apart.
 
-LoRA adapters are folded in or saved apart. Leaves out quantised models.
+Leaves out quantised models.
 """
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
-from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import save_file
 
@@ -32,25 +30,6 @@ def folded(model: PeftModel) -> Any:
     return model.merge_and_unload()
 
 
-@torch.no_grad()
-def full_weights(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and tensors of the network as it now computes, active LoRA adapters folded in.
-
-    Every process must ask for all of them where the weights are sharded.
-    """
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
-    modules = dict(base.named_modules())
-    for name, tensor in base.state_dict().items():
-        if ".lora_" in name:
-            continue
-        tensor = whole(tensor)
-        layer = modules.get(name.removesuffix(".base_layer.weight"))
-        if isinstance(layer, LoraLayer) and not layer.merged and not layer.disable_adapters:
-            for adapter in layer.active_adapters:
-                tensor = (tensor.float() + layer.get_delta_weight(adapter).float()).to(tensor.dtype)
-        yield name.replace(".base_layer.", "."), tensor
-
-
 def bare(model: Any) -> Any:
     """The model without adapter layers, such as a trainer that was interrupted left in it."""
     for name, layer in list(model.named_modules()):
@@ -61,23 +40,20 @@ def bare(model: Any) -> Any:
 
 
 def save_weights(model: Any, folder: Path) -> None:
-    """Write ``full_weights`` and their config, so that an engine can load them."""
+    """Write the weights under a model's adapter, and a configuration by which an engine loads them.
+
+    What is the text part of a larger configuration does not name its architecture, so it is put in. Every
+    process must call this at once where the weights are sharded.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    tied = getattr(model, "_tied_weights_keys", None) if model.config.tie_word_embeddings else None
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    tied = (getattr(base, "_tied_weights_keys", None) or ()) if base.config.tie_word_embeddings else ()
     weights = {
-        name: tensor.detach().cpu().contiguous().clone()
-        for name, tensor in full_weights(model)
-        if name not in (tied or ())
+        name.replace(".base_layer.", "."): whole(tensor).detach().cpu().contiguous().clone()
+        for name, tensor in base.state_dict().items()
+        if ".lora_" not in name and name not in tied
     }
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    save_config(model, folder)
-
-
-def save_config(model: Any, folder: Path) -> None:
-    """Write a model's configuration, with the architecture that an engine goes by: what is the text part of a
-    larger configuration does not name it.
-    """
-    base = model.get_base_model() if isinstance(model, PeftModel) else model
     config = copy.deepcopy(base.config)
     config.architectures = config.architectures or [type(base).__name__.removeprefix("FSDP")]
     config.save_pretrained(folder)

@@ -7,7 +7,6 @@ read once when the engine starts; ``sync`` hands over its LoRA adapter. Leaves o
 """
 
 import fcntl
-import gc
 import hashlib
 import importlib.util
 import json
@@ -16,11 +15,10 @@ import random
 import shutil
 import tempfile
 import threading
-import traceback
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -29,10 +27,11 @@ import torch
 from peft import PeftModel
 
 from agentkit.policies.engine_weights import save_lora, save_weights
+from agentkit.policies.process_group import rank
 from agentkit.policies.threaded import ThreadedPolicy, settle
 from agentkit.rollouts.policy import EngineError, Request, Sample, seed_number
 from agentkit.rollouts.template_probe import end_of_turn_ids
-from agentkit.runs import append_to, user_cache
+from agentkit.runs import user_cache
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # an engine's largest is one of these (config/lora.py)
 BATCHED_TOKENS = 8192  # that one step reads, on a GPU; an engine made in code would have 2,048
@@ -60,7 +59,6 @@ class VllmPolicy(ThreadedPolicy):
     """
 
     shares_weights = False
-    _started: ClassVar[int] = 0  # engines of this process that have not ended
     _group: ClassVar[threading.Lock] = threading.Lock()  # engines start and end one at a time: they share one
 
     def __init__(
@@ -113,10 +111,12 @@ class VllmPolicy(ThreadedPolicy):
     # ---- in the engine's thread
     def _start(self, model: Any, max_length: int | None, memory_share: float, max_batch: int) -> None:
         cuda = torch.cuda.is_available()
-        rank = model.peft_config[model.active_adapter].r if self._lora else 0
+        adapters = {}
+        if self._lora:
+            most = lora_rank(model.peft_config[model.active_adapter].r)
+            adapters = {"enable_lora": True, "max_loras": 1, "max_lora_rank": most}
         with self._group, _undisturbed(), model_folder(model.config) as folder:
-            with model.disable_adapter() if self._lora else nullcontext():  # it comes on top of these
-                save_weights(model, folder)
+            save_weights(model, folder)  # the adapter comes on top of these
             self._owns_group = not torch.distributed.is_initialized()
             for name, value in (ENVIRONMENT | ({} if cuda else CPU_ENVIRONMENT)).items():
                 os.environ.setdefault(name, value)
@@ -139,38 +139,16 @@ class VllmPolicy(ThreadedPolicy):
                 generation_config="vllm",  # nothing beyond what a request says
                 disable_log_stats=True,
                 **({"max_num_seqs": max_batch, "max_num_batched_tokens": BATCHED_TOKENS} if cuda else {}),
-                **({"enable_lora": True, "max_loras": 1, "max_lora_rank": lora_rank(rank)} if rank else {}),
+                **adapters,
             )
             try:
                 self._engine = LLMEngine.from_engine_args(arguments)
-                VllmPolicy._started += 1
             except Exception as error:
-                raise EngineError(self._not_started(error)) from error
-
-    def _not_started(self, error: Exception) -> str:
-        """Free what an engine took before it failed, for the next one; and what to tell."""
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:400]
-        if VllmPolicy._started:  # whose memory is kept by the same allocator
-            return f"vLLM did not start: {why}. Another engine is open in this process: close it first"
-        with suppress(Exception):
-            self._free(error)
-        return (
-            f"vLLM did not start: {why}. Set what it asks for (engine_memory is its share of "
-            "the card) and start again; in a notebook restart the kernel where it then complains of memory"
-        )
-
-    def _free(self, error: Exception) -> None:
-        from vllm.distributed import parallel_state
-
-        traceback.clear_frames(error.__traceback__)
-        gc.collect()
-        if self._can_sleep:
-            from vllm.device_allocator.cumem import CuMemAllocator
-
-            if CuMemAllocator.instance is not None:
-                CuMemAllocator.instance.release_pools()
-        with nullcontext() if self._owns_group else _group_kept(parallel_state):
-            parallel_state.cleanup_dist_env_and_memory()
+                why = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+                raise EngineError(
+                    f"vLLM did not start: {why}. Set what it asks for (engine_memory is its share of the "
+                    "card), close other engines, and start again (in a notebook: restart the kernel)"
+                ) from error
 
     def _fall_asleep(self) -> None:
         if self._engine is not None and not (self._asleep or self._running or self._inbox):
@@ -282,7 +260,6 @@ class VllmPolicy(ThreadedPolicy):
                 with suppress(Exception):
                     engine.wake_up()
             with nullcontext() if self._owns_group else _group_kept(parallel_state):
-                VllmPolicy._started -= 1
                 engine.engine_core.shutdown()
                 del engine
                 parallel_state.cleanup_dist_env_and_memory()
@@ -337,34 +314,26 @@ def lora_rank(rank: int) -> int:
 def model_folder(config: Any) -> Iterator[Path]:
     """A folder for a model of this configuration, the same each time: vLLM keeps compiled code by its name.
 
-    One process has it while its engine starts; weights that were put there are gone afterwards. Others that
-    start meanwhile, such as other ranks, get the next number, and those who may not write a temporary one.
+    Each process of a job has its own, and one run at a time while its engine starts; weights that were put
+    there are gone afterwards.
     """
     values = {name: value for name, value in config.to_dict().items() if not name.startswith("_")}
     text = json.dumps(values, sort_keys=True, default=str)
-    name = hashlib.sha256(text.encode()).hexdigest()[:16]
-    with ExitStack() as stack:
-        for number in range(FOLDERS):
-            folder = user_cache("vllm") / f"{name}-{number}"
-            try:
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # weights may be private
-                lock = stack.enter_context(os.fdopen(append_to(folder / ".lock")))
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            except OSError:  # a home that cannot be written
-                break
-            stack.callback((folder / "model.safetensors").unlink, missing_ok=True)
+    folder = user_cache("vllm") / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}-{rank()}"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # weights may be private
+    with (folder / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
             yield folder
-            return
-        yield Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="agentkit-vllm-")))
+        finally:
+            (folder / "model.safetensors").unlink(missing_ok=True)
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Put back what starting vLLM sets: random states, environment variables and functions of torch."""
+    """Put back what starting vLLM sets: random states, torch's number of threads and LD_PRELOAD."""
     state, numbers, draws = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    environment, set_num_threads = dict(os.environ), torch.set_num_threads
+    preload, set_num_threads = os.environ.get("LD_PRELOAD"), torch.set_num_threads
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about vLLM's own inside
@@ -374,10 +343,5 @@ def _undisturbed() -> Iterator[None]:
         np.random.set_state(numbers)
         random.setstate(draws)
         torch.set_num_threads = set_num_threads
-        for name in set(os.environ) | set(environment):
-            if name.startswith(("VLLM_", "TORCHDYNAMO_")):
-                continue
-            if name in environment:
-                os.environ[name] = environment[name]
-            else:
-                del os.environ[name]
+        os.environ.pop("LD_PRELOAD", None)
+        os.environ |= {"LD_PRELOAD": preload} if preload else {}
