@@ -1,8 +1,8 @@
 """An adapter folded into the model it was trained on: a full model that needs neither PEFT nor this kit.
 
-The merged model is written in the data type of the model it came from, read back from the disk, and must then
-give the tokens of the run's own trajectories the log-probabilities that model and adapter gave them, with at
-least 95 % of what the adapter does; otherwise it is not kept. Where rounding loses more, model and adapter
+The merged model, in the data type of the model it came from, must give the tokens of the run's own
+trajectories the log-probabilities that model and adapter gave them, with at least 95 % of what the adapter
+does; otherwise it is not written. Where rounding loses more, model and adapter
 are exported side by side. Leaves out quantised models.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from agentkit.policies.engine_weights import folded
+from agentkit.policies.engine_weights import bare, folded
 from agentkit.policies.loading import pretrained, with_adapter
 from agentkit.policies.precision import LEAST_SHARE, precision_of, surviving_share
 from agentkit.policies.sync_guard import sampled_logprobs
@@ -68,27 +68,25 @@ def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> Merged:
     without = logprobs(model.float(), rows)
     before = logprobs(model := with_adapter(model, adapter), rows)
     of_weights = 1.0 if unmerged else surviving_share(model, kept)
+    model = model.unload() if unmerged else model.merge_and_unload()
+    model = _weights_as(torch.float32, _weights_as(kept, model))  # rounded as it is written
+    after = logprobs(with_adapter(model, adapter) if unmerged else model, rows)
+    misses, effect = after - before, before - without
+    surviving = 1 - float(misses.square().sum() / effect.square().sum()) if effect.any() else 1.0
+    surviving, name = min(surviving, of_weights), str(kept).removeprefix("torch.")
+    if not surviving >= LEAST_SHARE:  # NaN is refused too
+        raise RunError(
+            f"the merged model is not kept: {max(surviving, 0.0):.0%} of what the adapter does to "
+            f"log-probabilities survives in {name}, and {LEAST_SHARE:.0%} should (it moves them by "
+            f"{effect.abs().mean():.2g} nats a token, rounding by {misses.abs().mean():.2g}): merge with "
+            "--dtype float32, or keep the adapter beside the model with --unmerged"
+        )
     with replacing(out) as new:
-        model = model.unload() if unmerged else model.merge_and_unload()
-        _write(model.to(kept), AutoTokenizer.from_pretrained(adapter), new)
-        del model
-        written = pretrained(AutoModelForCausalLM, str(new), dtype=kept).eval().float()
+        _write(bare(model).to(kept), AutoTokenizer.from_pretrained(adapter), new)
         if unmerged:
             config = shutil.copytree(adapter, new / "adapter") / "adapter_config.json"
             base = {"base_model_name_or_path": str(out.absolute())} if recipe.get("sft") else {}
             write_json(config, read_json(config) | base)
-            written = with_adapter(written, config.parent)
-        misses, effect = logprobs(written, rows) - before, before - without
-        surviving = 1 - float(misses.square().sum() / effect.square().sum()) if effect.any() else 1.0
-        surviving = min(surviving, of_weights)
-        name = str(kept).removeprefix("torch.")
-        if not surviving >= LEAST_SHARE:  # NaN is refused too
-            raise RunError(
-                f"the merged model is not kept: {max(surviving, 0.0):.0%} of what the adapter does to "
-                f"log-probabilities survives in {name}, and {LEAST_SHARE:.0%} should (it moves them by "
-                f"{effect.abs().mean():.2g} nats a token, rounding by {misses.abs().mean():.2g}): merge with "
-                "--dtype float32, or keep the adapter beside the model with --unmerged"
-            )
     secure(out)
     mean, largest = float(misses.abs().mean()), float(misses.abs().max())
     return Merged(out, name, len(effect), mean, largest, float(effect.abs().mean()), surviving)
