@@ -1,19 +1,15 @@
-"""What this machine has and what each gap costs: sandbox, engines, GPUs, CUDA, versions, memory, disk, ports,
-and which GPU a recipe would use for what.
+"""What this machine has and what each gap costs: sandbox, engines, GPUs, CUDA, versions, memory, disk, and
+which GPU a recipe would use for what.
 
 Nothing is changed. Leaves out anything that takes long: engines are looked for, not started, and torch is
 not loaded.
 """
 
-import contextlib
-import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,7 +27,6 @@ from agentkit.runs.topology import choose
 DISK_GB, MEMORY_GB = 5, 4  # what the small recipe needs with room to spare
 GPU_DISK_GB = 60  # a model of 14B in 16 bits twice (as it came and with its cold start), and checkpoints
 SHARED_GB = 1.0  # of /dev/shm, which NCCL and vLLM's processes talk through; Docker gives 64 MB
-PORT = 8000  # of agentkit serve
 
 
 def examine(recipe: Recipe | None = None) -> dict[str, Any]:
@@ -40,7 +35,6 @@ def examine(recipe: Recipe | None = None) -> dict[str, Any]:
     ``topology`` is what a recipe, by default one with nothing set, would have its GPUs do, and why.
     """
     why, gpus = sandbox.missing(), find_gpus()
-    hub = Path(os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"))
     memory, total, disk = psutil.virtual_memory(), machine_memory(), shutil.disk_usage(project_root())
     findings = {
         "sandbox": {"ok": not why, "why": why},
@@ -53,9 +47,6 @@ def examine(recipe: Recipe | None = None) -> dict[str, Any]:
         "topology": topology(recipe or Recipe(), gpus),
         "cuda": cuda(),
         "shared_memory_gb": _gb(shutil.disk_usage("/dev/shm").total) if Path("/dev/shm").is_dir() else None,
-        "hub_token": bool(os.environ.get("HF_TOKEN")) or (hub / "token").is_file(),
-        "ports": {"any": _opens(0), str(PORT): _opens(PORT)},
-        "other_versions": other_versions(),
     }
     return findings | {"gaps": gaps(findings)}
 
@@ -98,27 +89,6 @@ def cuda() -> dict[str, str]:
             "" if told.returncode == 0 else " ".join((told.stdout + told.stderr).split())[:200]
         )
     return found
-
-
-def other_versions() -> dict[str, list[str]]:
-    """Packages that pyproject.toml pins and that are installed in another version: theirs and the pin."""
-    other = {}
-    with contextlib.suppress(PackageNotFoundError):
-        for line in requires("agentkit") or []:
-            pin = re.fullmatch(r"([\w.-]+)==([\w.]+)", line)
-            if pin and (here := version_of(pin[1])) and here.partition("+")[0] != pin[2]:
-                other[pin[1]] = [here, pin[2]]
-    return other
-
-
-def _opens(port: int) -> bool:
-    """Whether a server could listen on a port of this machine; 0 is any that is free."""
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def engines(gpu: bool) -> dict[str, dict[str, Any]]:
@@ -177,11 +147,8 @@ def gaps(findings: dict[str, Any]) -> list[dict[str, str]]:
         if name == "vllm":
             costs += ", nor does `agentkit serve`; installing it takes 1.3 GB of disk on a CPU"
         checks.append(("why" in engine, f"engine {name}: {engine.get('why')}", costs, engine.get("fix")))
-    checks += [*_gpu_checks(findings), *_connection_checks(findings)]
-    for name, (here, pin) in findings.get("other_versions", {}).items():
-        what, costs = f"{name} {here} is installed", f"only {pin} was proven with the other packages"
-        checks.append((True, what, costs, f"pip install -c requirements.lock {name}=={pin}"))
     checks += [
+        *_gpu_checks(findings),
         (disk < DISK_GB, f"{disk} GB of free disk", "a run may stop half way", f"free {DISK_GB} GB"),
         (memory < MEMORY_GB, f"{memory} GB of free memory", "training may be killed", f"free {MEMORY_GB} GB"),
     ]
@@ -221,31 +188,6 @@ def _gpu_checks(findings: dict[str, Any]) -> list[Check]:
             f"{disk} GB of free disk beside a GPU",
             "a model of 14B does not fit with its cold start and checkpoints",
             f"free {GPU_DISK_GB} GB, or set HF_HOME to a larger disk",
-        ),
-    ]
-
-
-def _connection_checks(findings: dict[str, Any]) -> list[Check]:
-    """What keeps servers, notebooks and the hub's models from being reached."""
-    ports = findings.get("ports", {"any": True})
-    return [
-        (
-            findings["gpus"] and not findings.get("hub_token", True),
-            "no token of the Hugging Face hub",
-            "gated models, such as Llama and Gemma, cannot be loaded",
-            "hf auth login, or set HF_TOKEN",
-        ),
-        (
-            not ports["any"],
-            "no port can be opened on 127.0.0.1",
-            "notebooks, several processes and servers do not start",
-            "allow connections of this machine with itself (firewall, container network)",
-        ),
-        (
-            ports["any"] and not ports.get(str(PORT), True),
-            f"port {PORT} is taken",
-            "agentkit serve does not start there",
-            f"agentkit serve --port {PORT + 1}",
         ),
     ]
 

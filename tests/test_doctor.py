@@ -96,10 +96,6 @@ def test_the_text_names_every_gap(found, capsys):
             "nvidia-smi does not work: no device",
         ),
         ({"gpus": [{}, {}], "shared_memory_gb": 0.1}, "0.1 GB of shared memory in /dev/shm"),
-        ({"hub_token": False}, "no token of the Hugging Face hub"),
-        ({"ports": {"any": False, "8000": False}}, "no port can be opened on 127.0.0.1"),
-        ({"ports": {"any": True, "8000": False}}, "port 8000 is taken"),
-        ({"other_versions": {"trl": ["1.16.0", "1.15.0"]}}, "trl 1.16.0 is installed"),
     ],
 )
 def test_a_gap_is_named(change, what):
