@@ -422,18 +422,25 @@ def project_root(start: str | Path | None = None) -> Path:
     return start
 
 
+def project_file(*parts: str) -> Path:
+    """A file of the project that one works in; where it has none, of the recipes and notebooks that ship."""
+    package = Path(__file__).resolve().parent
+    places = [root.joinpath(*parts) for root in (project_root(), package.parent, package / "project")]
+    return next((place for place in places if place.exists()), places[0])
+
+
 def located(path: str | Path) -> Path:
     """A path as people write it: ~ is their home, and outputs/ and params/ are the project's if not here."""
     path = Path(os.path.expanduser(path))
-    if path.parts[:1] in (("outputs",), ("params",)) and not os.path.exists(path):
-        return project_root() / path
-    return path
+    if path.parts[:1] not in (("outputs",), ("params",)) or path.exists():
+        return path
+    return project_file(*path.parts) if path.parts[0] == "params" else project_root() / path
 
 
 def find_file(name: str) -> Path:
-    """A file that a recipe names: here, in the project's folder, or in its params/. Raises RecipeError."""
+    """A file that a recipe names: here, in the project's folder, or in params/. Raises RecipeError."""
     root, name = project_root(), os.path.expanduser(name)
-    for path in (Path(name), root / name, root / "params" / name):
+    for path in (Path(name), root / name, project_file("params", name)):
         if path.is_file():
             return path.resolve()
     raise RecipeError(f"there is no file {name!r}, neither here nor in {root} nor in {root / 'params'}")
@@ -453,7 +460,8 @@ def _read_chain(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
         raise RecipeError(f"{path}: base is {base!r:.100}; name one other recipe, such as base: nano.yaml")
     values = beside(path, values)
     if base:
-        values = _read_chain((path.parent / base).resolve(), (*above, path)) | values
+        below = path.parent / base if (path.parent / base).exists() else project_file("params", base)
+        values = _read_chain(below.resolve(), (*above, path)) | values
     try:
         Recipe.from_mapping(values)
     except RecipeError as error:
@@ -463,23 +471,20 @@ def _read_chain(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
 
 def beside(recipe: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a recipe or sweep, files among them as seen from the project's folder if they lie there."""
-    return {
-        key: _beside(recipe.parent, x, key == "model" and x != "nano") if key in FILES else x
-        for key, x in values.items()
-    }
+    return {key: _beside(recipe.parent, key, x) if key in FILES else x for key, x in values.items()}
 
 
-def _beside(place: Path, name: Any, folders: bool) -> Any:
-    """A file or folder in a place or, where it is not, from here; of ``folders`` from here only if asked."""
-    path = os.path.expanduser(str(name))
-    file = (place / path).resolve()
-    if not file.exists() and (os.path.isfile(path) or (folders and os.path.isdir(path))):
-        file = Path(path).resolve()
-    if not name or not file.exists():
-        source, mark, rows = str(name).partition(":")  # tasks: rows of a public data set
-        found = _beside(place, rows, True) if mark and rows and f"_{source}".isidentifier() else rows
-        return name if found == rows else f"{source}:{found}"
-    root = project_root()
+def _beside(place: Path, key: str, name: Any) -> Any:
+    """A file or folder in a place or, where it is not, from here; what is neither stays as it is written."""
+    source, mark, rows = str(name).partition(":")  # tasks: rows of a public data set
+    if key == "tasks" and mark:
+        return f"{source}:{_beside(place, 'model', rows)}"
+    path = Path(os.path.expanduser(str(name)))
+    folders = key == "model" and name != "nano"  # a data set such as gsm8k is none, whatever lies here
+    found = [p for p in (place / path, path) if p.is_file() or (folders and p.is_dir())]
+    if not name or not found:
+        return name
+    file, root = found[0].resolve(), project_root()
     return str(file.relative_to(root) if file.is_relative_to(root) else file)
 
 

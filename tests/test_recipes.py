@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from papermill.cli import papermill
 
-from agentkit.recipe import Recipe, RecipeError, find_file, parse_yaml, project_root, read_recipe
+from agentkit.recipe import (
+    Recipe,
+    RecipeError,
+    find_file,
+    located,
+    parse_yaml,
+    project_file,
+    project_root,
+    read_recipe,
+)
 from agentkit.runs import Run
 
 ROOT = project_root(__file__)
@@ -126,6 +135,7 @@ def test_any_mapping_is_a_recipe_or_a_recipe_error(values):
         ("a: [", "it is not valid YAML: while parsing a flow node"),
         ("sede: 1", "did you mean 'seed'?"),
         ("base: none.yaml", "none.yaml does not exist: recipes and prices lie in params/"),
+        ("base: nano.yaml\nsede: 1", "did you mean 'seed'?"),
         ("base: [a]", "base is ['a']; name one other recipe"),
         ("base: r.yaml", "base leads in a circle: r.yaml -> r.yaml"),
     ],
@@ -233,3 +243,13 @@ def test_plain_papermill_hands_its_parameters_over(tmp_path):
         ["A", "B"],
     )
     assert recipe.n_tasks == Recipe.load(NANO).n_tasks
+
+
+def test_what_ships_is_found_from_any_folder_and_a_projects_own_wins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert located("params/nano.yaml") == NANO and located("outputs/a") == tmp_path / "outputs" / "a"
+    assert project_file("notebooks", "01_tasks.ipynb") == ROOT / "notebooks" / "01_tasks.ipynb"
+    own = write(tmp_path / "params" / "nano.yaml", "seed: 7\n")
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    assert located("params/nano.yaml") == own and Recipe.load("params/nano.yaml").seed == 7

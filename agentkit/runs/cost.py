@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from agentkit.recipe import Recipe, find_file, read_yaml
+from agentkit.recipe import Recipe, find_file, project_file, read_yaml
 from agentkit.records import RecipeError, RunError
 from agentkit.runs import Run, numbered_rows, project_root
 from agentkit.runs.files import located
@@ -80,7 +80,7 @@ def prices_file(near: str | Path | None = None) -> Path:
     places = [project_root() / "params" / PRICES]
     if near is not None:
         places += [project_root(near) / "params" / PRICES, Path(near).parent / PRICES]
-    places.append(Path(__file__).parents[2] / "params" / PRICES)
+    places.append(project_file("params", PRICES))
     return next((place for place in places if place.is_file()), places[0])
 
 

@@ -19,31 +19,34 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
+from agentkit.recipe import project_file, project_root
 from agentkit.records import RecipeError
-from agentkit.runs.files import digest, project_root, write_bytes
+from agentkit.runs.files import digest, write_bytes
 
 _LOADED: dict[Path, str] = {}  # digests of what this process has loaded from beside lab files
 _BESIDE: set[str] = set()  # folders of lab files that are at the end of sys.path, the newest first
 
 
-def new_lab(name: str) -> tuple[Path, Path]:
-    """Write params/NAME.yaml and params/labs/NAME.py, copies of the shop's. Raises RecipeError for a bad name
-    or one that is taken.
+def new_lab(name: str, notebooks: bool = False) -> list[Path]:
+    """Write params/NAME.yaml, NAME-real.yaml and labs/NAME.py, copies of the shop's, and where asked for copies
+    of the notebooks and recipes that are not here yet. Raises RecipeError for a bad name or one that is taken.
     """
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,60}", name):
-        raise RecipeError(
-            f"the name {name[:40]!r} is refused: use a letter, then letters, digits, '_' and '-'"
-        )
-    folder = project_root() / "params"
-    recipe, lab = folder / f"{name}.yaml", folder / "labs" / f"{name}.py"
-    for path in (recipe, lab):
-        if path.exists():
-            raise RecipeError(f"{path} exists already: choose another name, or move it away")
-    for path, example in ((recipe, folder / "shop.yaml"), (lab, folder / "labs" / "shop.py")):
-        if not example.exists():
-            raise RecipeError(f"there is no {example}: call agentkit from inside the project's folder")
-        write_bytes(path, example.read_bytes().replace(b"labs/shop.py", f"labs/{name}.py".encode()))
-    return recipe, lab
+        raise RecipeError(f"the name {name[:40]!r} is refused: use a letter, then letters, digits, '_' and '-'")
+    folder, ships = project_root() / "params", project_file("params", "shop.yaml").parents[1]
+    made = {folder / f"{name}{end}": f"shop{end}" for end in (".yaml", "-real.yaml")}
+    made[folder / "labs" / f"{name}.py"] = "labs/shop.py"
+    if taken := [path for path in made if path.exists()]:
+        raise RecipeError(f"{taken[0]} exists already: choose another name, or move it away")
+    for path, example in made.items():
+        text = (ships / "params" / example).read_bytes().replace(b"labs/shop.py", f"labs/{name}.py".encode())
+        write_bytes(path, text.replace(b"shop.yaml", f"{name}.yaml".encode()))
+    for part in ("notebooks", "params") if notebooks else ():
+        for file in (path for path in (ships / part).rglob("*") if path.is_file()):
+            target = folder.parent / file.relative_to(ships)
+            if not target.exists():
+                write_bytes(target, file.read_bytes())
+    return list(made)
 
 
 def load_module(path: Path) -> ModuleType:

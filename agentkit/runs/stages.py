@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agentkit.recipe import project_root
+from agentkit.recipe import project_file, project_root
 from agentkit.records import RecipeError, RunError
 from agentkit.runs.children import CELL, die_with_parent
 from agentkit.runs.files import alone
@@ -75,10 +75,7 @@ def run_stages(run: Run, recipe: Mapping[str, Any], first: int, last: int, *, an
 
 
 def _notebook(stage: str) -> Path:
-    path = project_root() / "notebooks" / f"{stage}.ipynb"
-    if not path.exists():
-        raise RunError(f"there is no {path}: call agentkit from inside the project's folder")
-    return path
+    return project_file("notebooks", f"{stage}.ipynb")
 
 
 def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
