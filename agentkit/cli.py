@@ -157,17 +157,20 @@ def _texts(*tables: Any) -> str:
 
 
 # ---- a run
-def new_command(name: Annotated[str, Positional, arg(metavar="NAME")], *, as_json: Json = False) -> int:
-    """Write params/NAME.yaml and params/NAME.py: a recipe and a lab file of your own, ready to run.
+def new_command(
+    name: Annotated[str, Positional, arg(metavar="NAME")], *, notebooks: bool = False, as_json: Json = False
+) -> int:
+    """Write params/NAME.yaml, NAME-real.yaml and labs/NAME.py: recipes and a lab file of your own, to run.
 
     Args:
-        name: of both files
+        name: of these files
+        notebooks: copy the notebooks and recipes that ship here, too
     """
     from agentkit.runs.labfile import new_lab
 
-    recipe, lab = new_lab(name)
-    text = f"{recipe}\n{lab}\nthey run as they stand: agentkit run {recipe} --run outputs/{name}"
-    return _print(as_json, {"recipe": str(recipe), "lab": str(lab)}, text)
+    recipe, real, lab = new_lab(name, notebooks)
+    text = f"{recipe}\n{real}\n{lab}\nthe first runs as it stands: agentkit run {recipe} --run outputs/{name}"
+    return _print(as_json, {"recipe": str(recipe), "real": str(real), "lab": str(lab)}, text)
 
 
 def run_command(

@@ -460,7 +460,8 @@ def _read_chain(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
         raise RecipeError(f"{path}: base is {base!r:.100}; name one other recipe, such as base: nano.yaml")
     values = beside(path, values)
     if base:
-        below = path.parent / base if (path.parent / base).exists() else project_file("params", base)
+        places = [path.parent / base, project_file("params", base)]
+        below = next((place for place in places if place.exists()), places[0])
         values = _read_chain(below.resolve(), (*above, path)) | values
     try:
         Recipe.from_mapping(values)

@@ -19,7 +19,7 @@ def project(tmp_path, monkeypatch):
     """A project's folder with the two examples."""
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "params" / "labs").mkdir(parents=True)
-    for name in ("shop.yaml", "labs/shop.py"):
+    for name in ("shop.yaml", "shop-real.yaml", "labs/shop.py"):
         shutil.copy(ROOT / "params" / name, tmp_path / "params" / name)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -61,10 +61,21 @@ def test_a_name_that_makes_no_file_is_refused(project, capsys, name):
     assert cli.main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("agentkit: ") and error.count("\n") == 1
-    assert sorted(path.name for path in (project / "params").rglob("*.*")) == ["shop.py", "shop.yaml"]
+    assert sorted(path.name for path in (project / "params").rglob("*.*")) == [
+        "shop-real.yaml",
+        "shop.py",
+        "shop.yaml",
+    ]
 
 
-def test_outside_a_project_it_says_so(tmp_path, monkeypatch, capsys):
+def test_outside_a_project_it_writes_here_and_copies_what_ships_where_asked(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["new", "mine"]) == 2
-    assert "from inside the project" in capsys.readouterr().err
+    assert cli.main(["new", "mine"]) == 0
+    made = ["labs", "mine-real.yaml", "mine.py", "mine.yaml"]
+    assert sorted(path.name for path in (tmp_path / "params").rglob("*")) == made
+    real = Lab.open("params/mine-real.yaml")
+    assert real.path == tmp_path / "params" / "labs" / "mine.py" and real.recipe.engine == "vllm"
+    assert cli.main(["new", "other", "--notebooks"]) == 0
+    assert (tmp_path / "notebooks" / "03_grpo.ipynb").is_file() and (
+        tmp_path / "params" / "nano.yaml"
+    ).is_file()
