@@ -28,8 +28,8 @@ _BESIDE: set[str] = set()  # folders of lab files that are at the end of sys.pat
 
 
 def new_lab(name: str, notebooks: bool = False) -> list[Path]:
-    """Write params/NAME.yaml, NAME-real.yaml and labs/NAME.py, copies of the shop's, and where asked for those
-    of notebooks and recipes that are not here yet. Raises RecipeError for a bad name or one that is taken.
+    """Write params/NAME.yaml, NAME-real.yaml and labs/NAME.py, copies of the shop's, and where asked for
+    notebooks and recipes that are not here yet. Raises RecipeError for a bad name or one that is taken.
     """
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,60}", name):
         raise RecipeError(
