@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 import weakref
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -19,6 +21,7 @@ from labs import lab_with
 from survive import SMALL, tasks, tiny_agent
 
 from agentkit.lab import Lab
+from agentkit.policies import process_group
 from agentkit.recipe import Recipe, RecipeError
 from agentkit.runs import Run, RunError, read_jsonl, write_tasks
 from agentkit.training import launch
@@ -115,6 +118,15 @@ def test_processes_that_trained_unlike_adapters_refuse_to_have_trained(folder, m
     assert not run.file("train", "finished.json").exists(), (
         "which would say that there is something to measure"
     )
+
+
+def test_an_error_that_cannot_be_made_in_another_process_travels_as_what_it_says():
+    wants_keywords = httpx.HTTPStatusError(
+        "no such page", request=httpx.Request("GET", "http://a"), response=None
+    )
+    sent = pickle.loads(pickle.dumps(process_group._sendable(wants_keywords)))
+    assert (type(sent), str(sent)) == (RuntimeError, "HTTPStatusError: no such page")
+    assert type(process_group._sendable(RunError("full"))) is RunError
 
 
 def test_groups_are_never_split():

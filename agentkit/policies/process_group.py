@@ -5,6 +5,7 @@ than the recipe's trajectories may take. Rollouts are spread task by task. Leave
 (training.launch) and gradients (accelerate).
 """
 
+import pickle
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -74,11 +75,20 @@ def on_main_process(work: Callable[[], T]) -> T:
         try:
             result = work()
         except Exception as raised:
-            error = raised
+            error = _sendable(raised)
     result, error = from_main(result, error)
     if error is not None:
         raise error
     return result
+
+
+def _sendable(error: Exception) -> Exception:
+    """The error, or one that says the same where no other process could make it: some want keywords."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def in_turn(work: Callable[[], T]) -> T:
