@@ -16,7 +16,7 @@ from agentkit.rollouts import Limits
 from agentkit.sandbox import run_python
 from agentkit.tasks import solve
 from agentkit.tasks.families import code
-from agentkit.tasks.families.specifications import ALGORITHMS, BLOCKS, INPUTS
+from agentkit.tasks.families.specifications import BLOCKS, INPUTS
 from agentkit.tools.environments import CodeEnvironment
 from agentkit.trajectories import results_of
 
@@ -57,23 +57,12 @@ BLOCK_LITERALS = (
     ("year_day", None, "2024-03-01", 61), ("days_left", None, "2023-12-30", 1), ("since", 1970, "1971-01-02", 366),
     ("age", 1960, "2000-06-30", 39), ("quarter", None, "2024-04-01", 2), ("weekday", None, "2024-02-29", "Thursday"),
 )  # fmt: skip
-ALGORITHM_LITERALS = (
-    ("fibonacci", 1, 10, 55), ("collatz", None, 6, 8), ("balanced", None, "([)]", False), ("balanced", None, "[()]", True),
-    ("runs", None, "aabccc", "a2b1c3"), ("longest_run", None, [1, 1, 2, 2, 2, 1], 3), ("best_sum", None, [2, -3, 4, -1, 5], 8),
-    ("rising", None, [3, 1, 4, 1, 5], 3), ("edits", "abc", "acb", 2), ("change", 5, 6, 5), ("insertion", 8, [1, 8, 9], 1),
-    ("merge", None, [[5, 6], [1, 3], [2, 4]], [[1, 4], [5, 6]]), ("spiral", None, [[1, 2, 3], [4, 5, 6]], [1, 2, 3, 6, 5, 4]),
-    ("transpose", None, [[1, 2, 3], [4, 5, 6]], [[1, 4], [2, 5], [3, 6]]), ("factors", None, 12, [2, 2, 3]),
-    ("pair", 10, [3, 8, 7, 2], [0, 2]), ("inversions", None, [3, 1, 2], 2), ("polish", None, "2 3 + 4 *", 20),
-    ("palindrome", None, "abcbaa", 5), ("luhn", 10, "18", True), ("luhn", 10, "19", False), ("roman", None, 49, "XLIX"),
-    ("base", 3, 11, "102"), ("knapsack", 8, [[4, 5], [5, 9], [3, 4]], 13), ("anagrams", None, "ab ba cd", 2),
-    ("prefix", None, "abc abd ab", "ab"),
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def drafted():
     rng = random.Random(0)
-    return [t for t in (code.draft_wide(None, rng) for _ in range(500)) if t is not None]
+    return [t for t in (code.draft(None, rng) for _ in range(500)) if t is not None]
 
 
 @pytest.fixture(scope="module")
@@ -83,28 +72,25 @@ def codes(corpus):
 
 # ---- specifications
 def test_every_specification_gives_what_its_words_say():
-    blocks, algorithms = {b.name: b for b in BLOCKS}, {a.name: a for a in ALGORITHMS}
+    blocks = {b.name: b for b in BLOCKS}
     assert {name for name, *_ in BLOCK_LITERALS} == set(blocks) and len(blocks) == len(BLOCKS)
-    assert {name for name, *_ in ALGORITHM_LITERALS} == set(algorithms) and len(algorithms) == len(ALGORITHMS)
     for name, k, given, expected in BLOCK_LITERALS:
         steps = ((blocks[name], k),)
         assert (k is None) == (not blocks[name].values) and ("{k}" in blocks[name].words) == bool(
             blocks[name].values
         )
         assert code.evaluate(steps, given) == code.run(code.source(steps), given) == expected, name
-    for name, k, given, expected in ALGORITHM_LITERALS:
-        assert code.run(code.lines(algorithms[name], k), given) == expected, name
 
 
-def test_there_are_at_least_sixty_specifications_and_all_of_them_are_asked_for(drafted):
+def test_all_specifications_are_asked_for(drafted):
     asked = {name for t in drafted for name in t.meta["entities"][0].removeprefix("code:").split("+")}
     rng = random.Random(1)
     for _ in range(3000):
-        if (t := code.draft_wide(None, rng)) is not None:
+        if (t := code.draft(None, rng)) is not None:
             asked |= set(t.meta["entities"][0].removeprefix("code:").split("+"))
-        if len(asked) == len(BLOCKS) + len(ALGORITHMS):
+        if len(asked) == len(BLOCKS):
             break
-    assert {b.name for b in BLOCKS} | {a.name for a in ALGORITHMS} == asked and len(asked) >= 60
+    assert {b.name for b in BLOCKS} == asked
 
 
 @pytest.mark.parametrize("kind", INPUTS)
@@ -116,7 +102,7 @@ def test_inputs_survive_json_and_differ(kind):
 
 # ---- drafts
 def test_prompts_are_short_and_show_one_example_that_no_hidden_test_repeats(drafted):
-    assert len(drafted) > 200
+    assert len(drafted) > 150
     for task in drafted:
         assert len(task.prompt) < 420 and task.tools == ("python",) and task.meta["plan"]
         if task.verifier["kind"] == "code":
@@ -157,12 +143,6 @@ def test_two_orders_of_the_same_steps_are_asked_for_only_where_they_differ(draft
                     assert any(a != b for a, b in results), (one, other)
 
 
-def test_a_near_miss_that_loops_for_ever_is_stopped():
-    assert code._result("def f(x):\n    while True:\n        x += 1", "1") is None
-    with pytest.raises(TimeoutError):
-        code.run("def f(x):\n    while True:\n        x += 1", 1)
-
-
 # ---- through the real tool
 def test_the_expert_solves_every_task_through_the_real_tool(codes, corpus):
     assert {t.difficulty for t in codes} == {"easy", "medium", "hard"}
@@ -192,12 +172,11 @@ def test_mistakes_earn_nothing(codes):
 
 
 def test_nothing_hidden_reaches_the_tool(codes):
-    """A plan's code holds the example and the edges, and the solution; the hidden inputs stay outside."""
-    edges = {json.dumps(edge) for algorithm in ALGORITHMS for edge in algorithm.edges}
+    """A plan's code holds the example and the solution; the hidden inputs stay outside."""
     for task in codes:
         if task.verifier["kind"] == "code":
             shown = " ".join(step["arguments"]["code"] for step in task.meta["plan"])
-            hidden = [args[0] for args, _ in task.verifier["tests"] if json.dumps(args[0]) not in edges]
+            hidden = [args[0] for args, _ in task.verifier["tests"]]
             assert hidden and not any(f"f({value!r})" in shown for value in hidden)
 
 

@@ -73,7 +73,7 @@ def test_a_number_of_more_digits_than_python_writes_ends_nothing():
 def test_a_wrong_program_is_the_right_answer_to_the_task_that_asks_for_what_it_gives():
     new = relabel_code(TASK, answered("def f(x): x = x + 1; y = 7; return x * 2"))
     assert new.verifier["tests"] == [[[3], 8], [[5], 12], [[8], 18]]
-    assert new.answer == "def f(x): x = x + 1; return x * 2", "a statement without effect is gone"
+    assert new.answer == "def f(x): x = x + 1; y = 7; return x * 2"
     assert new.prompt == "Write f. Example: f(3) is 8. Example: f(5) is 12."
     assert new.meta["closeness"] == 0.0 and json.loads(new.meta["outcome"]) == [8, 12, 18]
     assert verify(new, new.answer).value == 1.0 and verify(new, DOUBLE).value == 0.0
@@ -103,15 +103,13 @@ def test_a_task_that_is_not_about_code_is_not_relabelled():
 @pytest.mark.parametrize(
     ("program", "short"),
     [
-        ("a = 1\nb = 2\nc = a", "a = 1\nc = a"),
-        ("c = 1\nfor i in range(3):\n    c = 1\n    b = i", "c = 1"),
-        ("if True:\n    c = 1\nelse:\n    c = 2", "if True:\n    c = 1"),
-        ("c = 1", "c = 1"),
+        ("c = 1\nd = c\nprint = 2", "c = 1"),
+        ("b = 2\nc = 1", "b = 2\nc = 1"),
         ("c  =  'x'", "c  =  'x'"),
-        ("not python (", "not python ("),
+        ("not (", "not ("),
     ],
 )
-def test_lines_without_effect_are_dropped(program, short):
+def test_last_lines_without_effect_are_dropped(program, short):
     """What counts here is the value of c; the programs are the test's own."""
 
     def value(code):
@@ -119,14 +117,7 @@ def test_lines_without_effect_are_dropped(program, short):
         exec(code, scope)
         return scope.get("c")
 
-    def same(code):
-        try:
-            return value(code) == value(program)
-        except NameError:
-            return False
-
-    kept = without_idle_lines(program, same)
-    assert kept == short or (program.startswith("if") and value(kept) == 1)
+    assert without_idle_lines(program, lambda code: value(code) == value(program)) == short
 
 
 # ---- lessons

@@ -13,9 +13,7 @@ import re
 import time
 from functools import partial
 from itertools import combinations
-from pathlib import Path
 
-import catalogue
 import pytest
 import tqdm.auto
 from compare_paraphrases import PARAPHRASES
@@ -50,18 +48,6 @@ def tools(corpus):
     return {"search": lambda query: search_passages(corpus, query), "calculator": calculate}
 
 
-@pytest.fixture(scope="session")
-def large(corpus):
-    """Of facts only; what code tasks need is in test_code_tasks.py."""
-    return Suite.build({"families": ["A", "B"], "n_tasks": 1200, "seed": 5}, corpus=corpus)
-
-
-@pytest.fixture(params=["suite", pytest.param("large", marks=pytest.mark.slow)])
-def either(request):
-    """A suite of 240 tasks, and one of 1,200."""
-    return request.getfixturevalue(request.param)
-
-
 def shared(tasks: Suite) -> dict[str, set]:
     """What more than one split holds: entity pairs (or lone entities), prompts, ids."""
     seen = collections.defaultdict(set)
@@ -79,16 +65,13 @@ def shared(tasks: Suite) -> dict[str, set]:
 # ---- splits
 @pytest.fixture(scope="module")
 def default(corpus):
-    return Suite.build({"n_tasks": 1200, "seed": 1}, corpus=corpus)
+    return Suite.build({"n_tasks": 300, "seed": 1}, corpus=corpus)
 
 
-@pytest.mark.parametrize(
-    ("n_tasks", "seed"), [(20, 0), (20, 1), (50, 2), (150, 3), pytest.param(1200, 1, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("n_tasks", "seed"), [(20, 0), (50, 2), (300, 1)])
 def test_splits_share_nothing_and_none_is_empty(corpus, n_tasks, seed, request):
-    is_default = n_tasks == 1200
     spec = {"n_tasks": n_tasks, "seed": seed}
-    suite = request.getfixturevalue("default") if is_default else Suite.build(spec, corpus=corpus)
+    suite = request.getfixturevalue("default") if n_tasks == 300 else Suite.build(spec, corpus=corpus)
     assert len(suite) == n_tasks and shared(suite) == {}
     for name, share in splits.SPLITS.items():
         assert abs(len(suite.split(name)) - share * n_tasks) <= max(3, 0.03 * n_tasks)
@@ -96,9 +79,14 @@ def test_splits_share_nothing_and_none_is_empty(corpus, n_tasks, seed, request):
 
 
 def test_new_templates_are_in_the_test_only_and_say_so(corpus):
-    spec = {"n_tasks": 150, "seed": 3, "new_templates": "A total4, C text 4"}
+    spec = {
+        "families": "A,B",
+        "n_tasks": 120,
+        "seed": 3,
+        "new_templates": "A total4, B film.country > country.capital",
+    }
     suite = Suite.build(spec, corpus=corpus)
-    new = [t for t in suite if splits.stratum(t) in ("A total4", "C text 4")]
+    new = [t for t in suite if splits.stratum(t) in ("A total4", "B film.country > country.capital")]
     assert len({splits.stratum(t) for t in new}) == 2
     assert all(t.split == "test" and t.meta["new_template"] for t in new)
     assert not any(t.meta.get("new_template") for t in suite if t not in new) and shared(suite) == {}
@@ -136,17 +124,16 @@ def test_the_check_for_shared_entities_finds_a_planted_leak(suite):
     assert shared(Suite([*suite, leak]))
 
 
-def test_every_split_holds_every_family_and_difficulty(either):
+def test_every_split_holds_every_family_and_difficulty(suite):
     for name in splits.SPLITS:
-        kinds = {(t.family, t.difficulty) for t in either.split(name)}
+        kinds = {(t.family, t.difficulty) for t in suite.split(name)}
         assert kinds >= {("A", "easy"), ("A", "medium"), ("A", "hard"), ("B", "easy"), ("B", "medium")}
 
 
-@pytest.mark.slow
-def test_no_answer_and_no_entity_pair_dominates(large):
+def test_no_answer_and_no_entity_pair_dominates(suite):
     for family in ("A", "B"):
-        answers = collections.Counter(t.answer for t in large if t.family == family)
-        assert answers.most_common(1)[0][1] <= 0.02 * 600
+        answers = collections.Counter(t.answer for t in suite if t.family == family)
+        assert answers.most_common(1)[0][1] <= 3
 
 
 def together(links) -> set[frozenset[int]]:
@@ -238,17 +225,6 @@ def test_what_a_sources_prompts_say_makes_none_alike():
     assert {t.split for t in splits.assign_splits(tasks, random.Random(0))[::2]} == set(splits.SPLITS)
 
 
-def test_tasks_that_stay_together_and_fill_a_split_are_told_of():
-    tasks = [
-        Task(f"t{i}", f"population of place{i}", "1", "numeric", "own", meta={"entities": ["x"] * (i < 30)})
-        for i in range(100)
-    ]
-    with pytest.warns(UserWarning, match="30 of the .* tasks of family own in the .* split stay together"):
-        splits._warn_if_alike(
-            [dataclasses.replace(t, split="test") for t in tasks[:40]] + tasks[40:], [tasks[:30]]
-        )
-
-
 def test_a_family_whose_questions_are_all_alike_is_told_of():
     words = [f"word{i % 200}" for i in range(400)]
     tasks = [Task(f"t{i}", " ".join(words[5 * i : 5 * i + 100]), "1", "numeric", "alike") for i in range(40)]
@@ -257,11 +233,9 @@ def test_a_family_whose_questions_are_all_alike_is_told_of():
     assert {task.split for task in found} == {"train"}
 
 
-def test_no_two_splits_hold_near_duplicates(either):
-    of = [task.split for task in either]
-    found = near_duplicates.near_duplicates(
-        [task.prompt for task in either], [task.family for task in either]
-    )
+def test_no_two_splits_hold_near_duplicates(suite):
+    of = [task.split for task in suite]
+    found = near_duplicates.near_duplicates([task.prompt for task in suite], [task.family for task in suite])
     assert all(of[i] == of[j] for i, j in found)
 
 
@@ -280,17 +254,17 @@ def test_a_familys_tasks_do_not_depend_on_its_neighbours(corpus):
 
 
 # ---- gold answers
-def test_every_gold_passes_and_the_expert_reaches_it(either, corpus):
-    for task in list(either)[::5]:
+def test_every_gold_passes_and_the_expert_reaches_it(suite, corpus):
+    for task in list(suite)[::5]:
         solution = solve(task, shipped_families(corpus)[task.family].environment())
         assert verify(task, solution.answer).value == 1.0
         assert task.difficulty == difficulty(len(results_of(solution)))
 
 
-def test_every_mutated_gold_fails(either):
-    answers = [t.answer for t in either]
+def test_every_mutated_gold_fails(suite):
+    answers = [t.answer for t in suite]
     rng = random.Random(0)
-    for task in either:
+    for task in suite:
         other = rng.choice(answers)
         wrong = ["", " ", task.prompt, f"{task.answer} or {other}", f"{task.answer} and {task.answer}", "I could not find this.",
                  "nan", f"not {task.answer}", f"{task.answer} {task.answer}", f"1{task.answer}"]  # fmt: skip
@@ -377,10 +351,10 @@ def test_plans_answer_from_the_corpus_and_questions_name_the_start_only(corpus, 
             )
 
 
-@pytest.mark.slow
-def test_every_template_and_chain_occurs(large):
-    templates = {t.meta["template"] for t in large}
-    assert set(lookup.TEMPLATES) | set(QUESTIONS["chains"]) <= templates
+def test_every_template_and_chain_occurs(corpus):
+    rng = random.Random(4)
+    drafted = [family.draft(corpus, rng) for _ in range(1500) for family in (lookup, multihop)]
+    assert {t.meta["template"] for t in drafted if t} == set(lookup.TEMPLATES) | set(QUESTIONS["chains"])
 
 
 def test_literal_golds_of_family_a(corpus):
@@ -420,12 +394,11 @@ def test_a_value_that_rounding_would_eat_is_not_asked_for(values, expression, an
 
 
 # ---- variety
-@pytest.mark.slow
 def test_the_default_suite_stays_the_same(default):
     """Baselines were measured on it: new kinds of questions go into a lab file."""
     assert shared(default) == {}
     text = json.dumps([[t.id, t.prompt, t.answer, t.split] for t in default])
-    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "b87b985d02496551"
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "e34f2bf69b183eb1"
 
 
 # ---- what a policy can learn from
@@ -603,7 +576,7 @@ def test_a_family_of_yes_and_no_is_built_and_one_of_yes_alone_is_not(always, bui
     if built:
         assert set(collections.Counter(t.answer for t in build())) == {"true", "false"}
     else:
-        with pytest.raises(SuiteError, match="only 180 different tasks of the 300.*60% would be 'true'"):
+        with pytest.raises(SuiteError, match="only 180 of the 300 .*an answer"):
             build()
 
 
@@ -614,7 +587,7 @@ def planned(prompt: str, answer: str, tool: str, arguments: dict, **more) -> Tas
 @pytest.mark.parametrize(
     ("draft", "says"),
     [
-        (lambda n: None, "gave only 0 different tasks of the 20.*returned None each time"),
+        (lambda n: None, "gave only 0 of the 20 .*returned None each time"),
         (lambda n: {}["shelf"], "family mine drafts no task: test_tasks.py, line .*: KeyError: 'shelf'"),
         (lambda n: "a task", "of type str; return a Task"),
         (lambda n: (x for x in "ab"), "of type generator"),
@@ -628,7 +601,7 @@ def planned(prompt: str, answer: str, tool: str, arguments: dict, **more) -> Tas
             "must be a list of steps such as",
         ),
         (lambda n: Task("", f"{n}?", "7", meta={"odd": {1, 2}}), "values that JSON has"),
-        (lambda n: planned("Same?", "7", "calculator", {"expression": "7"}), "gave only 1 different tasks"),
+        (lambda n: planned("Same?", "7", "calculator", {"expression": "7"}), "gave only 1 of the 20"),
         (lambda n: Task("", f"{n}?", "7"), "has no plan"),
         (lambda n: planned(f"{n}?", "7", "fly", {}), "no tool 'fly'"),
         (lambda n: planned(f"{n}?", "7", "search", {"query": "x"}, expect="7"), "does not find"),
@@ -645,7 +618,7 @@ def planned(prompt: str, answer: str, tool: str, arguments: dict, **more) -> Tas
                 planned(f"{n}?", f"{n}", "calculator", {"expression": f"{n}"}),
                 meta={"plan": [], "entities": ["a", "b"]},
             ),
-            r"only 3 .*: at most 3 tasks may share the entities 'a \+ b' \(meta\['entities'\]\)",
+            r"only 3 .*: too many share a prompt, their entities \(meta\['entities'\]\)",
         ),
     ],
     ids=[
@@ -720,21 +693,6 @@ def test_a_wrong_spec_is_named(corpus, spec, says):
     with pytest.raises(SuiteError) as error:
         Suite.build(spec, corpus=corpus)
     assert says in str(error.value)
-
-
-# ---- the table
-@pytest.mark.slow
-def test_the_page_of_tasks_shows_the_table():
-    page = (Path(__file__).resolve().parents[1] / "docs" / "tasks.md").read_text(encoding="utf-8")
-    shown = [line for line in page.splitlines() if re.match(r"\| (family|[ABC]) \| ", line)]
-    printed = catalogue.markdown(catalogue.catalogue(families=("A", "B"))).splitlines()
-    assert [line for line in shown if not line.startswith("| C ")] == [printed[0], *printed[2:]]
-
-
-def test_kinds_are_templates_or_specifications():
-    code = Task("x", "p?", "1", meta={"template": "numbers 2", "entities": ["code:even+sum"]})
-    other = Task("y", "p?", "1", meta={"template": "ratio", "entities": ["country:France"]})
-    assert catalogue.kinds([code, other, other]) == {"even", "sum", "ratio"}
 
 
 # ---- files

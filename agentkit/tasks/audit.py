@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, pairwise
 from statistics import fmean
 from types import MappingProxyType
 from typing import Any
@@ -49,8 +48,7 @@ def audit(tasks: Sequence[Task], environments: Environments = MappingProxyType({
 
     Returns:
         One row for every check and verifier that all tasks passed (``check``, ``verifier``, ``passed``,
-        ``tasks``), one for every task that fails one (``task``, ``answer``, ``why``), one that names
-        different gold answers of words which pass for each other, if there are any, and one of time a
+        ``tasks``), one for every task that fails one (``task``, ``answer``, ``why``), and one of time a
         verifier (``ms`` mean and ``slowest_ms``).
     """
     others = _other_answers(tasks)
@@ -65,7 +63,6 @@ def audit(tasks: Sequence[Task], environments: Environments = MappingProxyType({
     for (check, kind), rows in sorted(by_check.items()):
         passed = {"check": CHECKS[check], "verifier": kind, "passed": True, "tasks": len(rows)}
         table += [row for row in rows if not row["passed"]] or [passed]
-    table += _fallen_together(tasks)
     if untried := [task.id for task in tasks if _is_pattern(task) and "right_answer" not in task.meta]:
         why = f"no right answer was tried, as meta['right_answer'] of {untried[0]} would say"
         table.append({"check": "gold", "verifier": "regex", "passed": True, "tasks": 0, "why": why})
@@ -75,32 +72,6 @@ def audit(tasks: Sequence[Task], environments: Environments = MappingProxyType({
         for kind, spent in sorted(seconds.items())
         if spent
     ]
-
-
-def _fallen_together(tasks: Sequence[Task]) -> list[dict[str, Any]]:
-    """What a rule for words cannot tell apart, in a sentence: one task's gold answer passes for another's."""
-    alike = defaultdict(dict)
-    for task in tasks:
-        if verifier_kind(task) == "exact":
-            rule = task.verifier.get("rule", "words")
-            alike[rule, normalize(task.answer).replace(" ", "")].setdefault(
-                task.answer.casefold().strip(), task
-            )
-    pairs = [
-        f"{task.answer!r} (task {task.id}) and {other.answer!r} (task {other.id}) are one to rule {rule!r}"
-        for (rule, _), group in alike.items()
-        for task, other in pairwise(group.values())
-        if _takes(task, other.answer)
-    ]
-    row = {"check": "same gold", "verifier": "exact", "passed": True, "tasks": len(pairs)}
-    return [row | {"why": "; ".join(pairs[:3])}] if pairs else []
-
-
-def _takes(task: Task, answer: str) -> bool:
-    try:
-        return verify(task, answer).value == 1.0
-    except (TypeError, ValueError):  # a check of the task's own says it
-        return False
 
 
 def _row(check: str, task: Task, answer: str, passed: bool, score: Score) -> dict[str, Any]:
@@ -232,29 +203,18 @@ def _wrong_program(task: Task) -> str:
 
 
 def _other_answers(tasks: Iterable[Task]) -> dict[str, str | None]:
-    """For each task answered with words: the next other answer to a task of its family and template."""
+    """For each task answered with words: the next answer in other words to a task of its template."""
     alike = defaultdict(lambda: defaultdict(list))
     for task in tasks:
         if verifier_kind(task) == "exact":
-            alike[task.family, str(task.meta.get("template", ""))][_words_of(task)].append(task)
+            words = tuple(sorted(normalize(task.answer.replace(",", " ")).split()))
+            alike[task.family, str(task.meta.get("template", ""))][words].append(task)
     found = {}
     for group in alike.values():
-        first = [same[0] for same in group.values()]  # with these words: July 4, 1776 is 4 July 1776
-        for number, same in enumerate(group.values(), start=1):
-            for task in same:
-                following = chain(first[number:], first[: number - 1])
-                others = (other.answer for other in following if not _are_one(task, other))
-                found[task.id] = next(others, None)
+        answers = list(group.values())
+        for same, other in zip(answers, [*answers[1:], answers[0]], strict=True):
+            found |= {task.id: other[0].answer for task in same if other is not same}
     return found
-
-
-def _words_of(task: Task) -> tuple[str, ...]:
-    return tuple(sorted(normalize(task.answer.replace(",", " ")).split()))
-
-
-def _are_one(task: Task, other: Task) -> bool:
-    """Whether each passes for the other, as 1776-07-04 and 4 July 1776 do."""
-    return _takes(other, task.answer) and _takes(task, other.answer)
 
 
 def _texts(data: dict[str, Any], name: str) -> list[str]:

@@ -27,8 +27,8 @@ def relabel_code(task: Task, trajectory: Trajectory) -> Task | None:
     task's tests.
 
     None where there is no program, or it fails on some input, or gives the same for all of several: nothing
-    is asked then. Lines without effect on the results are dropped. The new task's ``meta`` holds ``outcome``,
-    the results as JSON, and ``closeness``, the share that was right for the task really asked.
+    is asked then. Last lines without effect on the results are dropped. The new task's ``meta`` holds
+    ``outcome``, the results as JSON, and ``closeness``, the share that was right for the task really asked.
     """
     verifier = task.verifier
     tests = [test for test in verifier.get("tests", ()) if isinstance(test, list) and len(test) == 2]
@@ -83,43 +83,21 @@ def _asked(task: Task, values: list[Any], prints: list[Any], close: float) -> Ta
 
 
 def without_idle_lines(program: str, same: Callable[[str], bool]) -> str:
-    """The program without the statements that change nothing ``same`` sees, tried one by one from the last to
-    the first.
+    """The program without the last statements that change nothing ``same`` sees, such as its own trials.
 
-    A program of one line stays one. The code is parsed and never run here.
+    The code is parsed and never run here.
     """
     short = program
     try:
         tree = ast.parse(program)
-        fields = [
-            getattr(node, name, None) for node in ast.walk(tree) for name in ("body", "orelse", "finalbody")
-        ]
-        bodies = [
-            body for body in fields if isinstance(body, list) and body and isinstance(body[0], ast.stmt)
-        ]
-        for body in reversed(bodies):
-            for i in reversed(range(len(body))):
-                statement = body.pop(i)
-                if body and same(text := _text(tree, program)):
-                    short = text
-                else:
-                    body.insert(i, statement)
-    except (
-        SyntaxError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ):  # deeper than the parser or the printer goes
+        while len(tree.body) > 1:
+            tree.body.pop()
+            if not same(text := ast.unparse(tree)):
+                break
+            short = text
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # deeper than parser or printer go
         return program
     return short
-
-
-def _text(tree: ast.Module, program: str) -> str:
-    """The tree as source; on one line where the program was one function on one line."""
-    if "\n" in program.strip() or len(tree.body) != 1 or not isinstance(tree.body[0], ast.FunctionDef):
-        return ast.unparse(tree)
-    head = ast.unparse(tree).splitlines()[0]
-    return f"{head} {'; '.join(map(ast.unparse, tree.body[0].body))}"
 
 
 def closeness(values: Sequence[Any], wanted: Sequence[Any]) -> float:

@@ -46,7 +46,7 @@ def assign_splits(tasks: list[Task], rng: random.Random) -> list[Task]:
             filled[chosen] += 1
     split_of |= {task.id: "test" for component in new for task in component}
     found = [dataclasses.replace(task, split=split_of[task.id]) for task in tasks]
-    _warn_if_alike(found, components)
+    _warn_if_alike(found)
     return found
 
 
@@ -62,27 +62,16 @@ def a_fifth(tasks: list[Task], rng: random.Random) -> set[str]:
     return {task.id for task in held}
 
 
-def _warn_if_alike(tasks: Sequence[Task], components: Sequence[Sequence[Task]]) -> None:
-    """Warn of a family that is large enough for all splits, with none to train on or none to test with, or
-    with so many that stay together that they are most of a split.
-    """
-    why = "their questions ask nearly the same or share their entities, which keeps them together. Vary them"
+def _warn_if_alike(tasks: Sequence[Task]) -> None:
+    """Warn of a family that is large enough for all splits, with none to train on or none to test with."""
     for name in dict.fromkeys(task.family for task in tasks):
-        own = {t.id: t.split for t in tasks if t.family == name and not t.meta.get("new_template")}
-        held = Counter(own.values())
-        lacking = sorted({"train", "test"} - set(held)) if len(own) >= LARGE else []
-        for split in lacking:
+        own = [t.split for t in tasks if t.family == name and not t.meta.get("new_template")]
+        for split in sorted({"train", "test"} - set(own)) if len(own) >= LARGE else ():
             warnings.warn(
-                f"none of the {len(own)} tasks of family {name} is in the {split} split: {why}", stacklevel=3
+                f"none of the {len(own)} tasks of family {name} is in the {split} split: their questions ask "
+                "nearly the same or share their entities, which keeps them together. Vary them",
+                stacklevel=3,
             )
-        for together in components if not lacking else ():
-            splits = [own[task.id] for task in together if task.id in own]
-            if len(splits) >= LARGE and 2 * len(splits) > held[splits[0]]:
-                warnings.warn(
-                    f"{len(splits)} of the {held[splits[0]]} tasks of family {name} in the {splits[0]} split "
-                    f"stay together: {why}",
-                    stacklevel=3,
-                )
 
 
 def stratum(task: Task) -> str:

@@ -35,6 +35,7 @@ from agentkit.verifiers import KINDS, verify
 DEFAULT_FAMILIES = ("A", "B", "C")
 MAX_SHARE = 0.02  # of a suite: no answer text and no entity combination may own more,
 COMMON = 0.6  # but an answer where there are few, such as yes and no
+REPEATED = "too many share a prompt, their entities (meta['entities']) or an answer"
 MAX_MISSES = 3_000  # drafts in a row that give no new task before a family counts as exhausted
 
 
@@ -209,32 +210,26 @@ def _draft_family(
     """``count`` tasks whose prompts are new to ``prompts``; adds them there, and marks those in ``new``."""
     found, uses = 0, Counter[str]()
     limit = most = max(3, int(count * MAX_SHARE))  # tasks of an entity combination, of an answer
-    misses, often, full, why = 0, "", "", " (its draft returned None each time)"
+    misses, often, why = 0, False, "its draft returned None each time"
     while found < count and (misses < MAX_MISSES or (often and most < int(COMMON * count))):
         if misses == MAX_MISSES:
-            misses, often, most = 0, "", min(2 * most, int(COMMON * count))
+            misses, often, most = 0, False, min(2 * most, int(COMMON * count))
         misses += 1
         if (task := _drafted(family.draft, corpus, rng, name)) is None:
             continue
-        why = ""
-        combinations = entity_combinations(task)
-        question = " ".join(task.prompt.casefold().split())
-        if question in prompts:
-            continue
-        if taken := [key for key in combinations if uses[key] >= limit]:
-            full = f": at most {limit} tasks may share the entities {taken[0]!r} (meta['entities'])"
-            continue
-        if uses[task.answer] >= most:
-            often = f": the answer of {COMMON:.0%} would be {task.answer!r}, so vary the answers"
+        combinations, question = entity_combinations(task), " ".join(task.prompt.casefold().split())
+        asked = question in prompts or any(uses[key] >= limit for key in combinations)
+        if asked or uses[task.answer] >= most:
+            often, why = often or not asked, f"{REPEATED}, such as {task.prompt[:200]!r}"
             continue
         try:
             calls = _solved(task, family)
         except PlanError as error:
             if sandbox.NONE in str(error):
                 raise SandboxError(no_sandbox()) from None
-            why = f" (last failure: {error})"
+            why = f"the last failure: {error}"
             continue
-        misses, full, found = 0, "", found + 1
+        misses, found = 0, found + 1
         prompts.add(question)
         uses.update({task.answer, *combinations})
         task = dataclasses.replace(task, family=name, difficulty=difficulty(calls))
@@ -242,10 +237,8 @@ def _draft_family(
             task = dataclasses.replace(task, meta=task.meta | {"new_template": True})
         yield with_content_id(task)
     if found < count:
-        raise SuiteError(
-            f"family {name} gave only {found} different tasks of the {count} asked for (their prompts "
-            f"differ, whatever reset adds){'; ask for fewer' * bool(found)}{often or full or why}"
-        )
+        advice = " (ask for fewer)" if found else ""
+        raise SuiteError(f"family {name} gave only {found} of the {count} tasks asked for{advice}: {why}")
 
 
 def _drafted(draft: Draft | None, corpus: Corpus, rng: random.Random, name: str) -> Task | None:

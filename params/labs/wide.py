@@ -1,5 +1,5 @@
-"""More questions for the families that ship, under their names: for A and B units, percentages, ages, longer
-chains, distractors and false premises, for C whole algorithms.
+"""More questions for the families that ship, under their names: units, percentages, ages, longer chains,
+distractors and false premises.
 
 The drafts mix them with the plain templates; wide.toml holds the wordings. A question whose
 premise may be false says how to answer then, whether it is or not, so that the wording gives nothing away.
@@ -13,13 +13,11 @@ from pathlib import Path
 from random import Random
 
 from agentkit import Family, Task
-from agentkit.tasks.families import code, lookup, multihop
+from agentkit.tasks.families import lookup, multihop
 from agentkit.tasks.families.facts import FactIndex, fact_index, lookup_step, tag
 from agentkit.tasks.families.lookup import calculation, computed, converted
 from agentkit.tasks.family import Draft
-from agentkit.tasks.relabel import relabel_code
 from agentkit.tools.corpus import Corpus, passage
-from agentkit.tools.environments import CodeEnvironment
 
 QUESTIONS = tomllib.loads(Path(__file__).with_name("wide.toml").read_text(encoding="utf-8"))
 FALSE = "false premise"
@@ -187,8 +185,4 @@ def _director(index: FactIndex, rng: Random) -> Task | None:
 _units = partial(converted, template="units", questions=QUESTIONS["units"])
 _distracted_chain = partial(_distracted, draft=multihop.draft)
 
-families = {
-    "A": Family(lookup_draft),
-    "B": Family(multihop_draft),
-    "C": Family(code.draft_wide, CodeEnvironment, relabel_code),
-}
+families = {"A": Family(lookup_draft), "B": Family(multihop_draft)}

@@ -1,4 +1,4 @@
-"""More questions for the families that ship: units, premises, longer chains, whole algorithms."""
+"""More questions for the families that ship: units, premises, longer chains."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ wide = lab_file("wide")
 
 
 def test_a_suite_of_them_is_sound():
-    suite = opened("wide", families="A,B,C", n_tasks=60, reward="plan").suite()
-    assert {task.family for task in suite} == {"A", "B", "C"} and all(row["passed"] for row in suite.audit())
+    suite = opened("wide", families="A,B", n_tasks=60, reward="plan").suite()
+    assert {task.family for task in suite} == {"A", "B"} and all(row["passed"] for row in suite.audit())
 
 
 @pytest.mark.parametrize(("family", "draft"), [("A", wide.lookup_draft), ("B", wide.multihop_draft)])

@@ -1,17 +1,13 @@
 """Family C: write a function, test it with the python tool, then submit it or say what it gives.
 
-``draft`` chains one to five blocks (specifications); ``draft_wide`` adds whole algorithms.
-The gold code runs here, on inputs drawn at random, to make the hidden tests; only the example in the prompt
-is ever seen by the policy. Every draft is tried against its own near misses (a parameter off by one, a step
-left out, two steps swapped, another last step): hidden tests that would let one of them pass make it no task.
-Leaves out running what a model wrote.
+A function chains one to five blocks (specifications). The gold code runs here, on inputs drawn at random, to
+make the hidden tests; only the example in the prompt is ever seen by the policy. Every draft is tried against
+its own near misses (a parameter off by one, a step left out, two steps swapped, another last step): hidden
+tests that would let one of them pass make it no task. Leaves out running what a model wrote.
 """
 
 import json
-import re
-import sys
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, timedelta
 from functools import lru_cache
 from random import Random
@@ -19,14 +15,13 @@ from types import CodeType
 from typing import Any
 
 from agentkit.records import Task
-from agentkit.tasks.families.specifications import ALGORITHMS, BLOCKS, INPUTS, Algorithm, Block
+from agentkit.tasks.families.specifications import BLOCKS, INPUTS, Block
 from agentkit.tools.corpus import Corpus
 
 TESTS = 8  # hidden tests a task
 CANDIDATES = 24  # inputs they are chosen from
 TELLING = 3  # inputs, at least, must tell the solution from a near miss
 MAX_VALUE = 160  # characters of a value as text
-MAX_LINES = 5_000  # a call may execute: a near miss may loop for ever
 MAX_NUMBER, MAX_COUNTED = 10**6, 300  # between two steps; where the next step counts up to it
 LENGTHS = {1: 2, 2: 3, 3: 4, 4: 4, 5: 6}  # steps in a chain, with weights
 KINDS = {"numbers": 5, "text": 4, "number": 3, "date": 2}  # what a chain starts from, with weights
@@ -66,21 +61,6 @@ def draft(
     return _function_task(words, takes, stages, misses, inputs, meta)
 
 
-def draft_wide(corpus: Corpus, rng: Random) -> Task | None:
-    """``draft``, and for every fourth task a whole algorithm, tested on what a careful programmer tries."""
-    if rng.random() < 0.75:
-        return draft(corpus, rng)
-    algorithm = rng.choice(ALGORITHMS)
-    k = rng.choice(algorithm.values) if algorithm.values else None
-    solution = lines(algorithm, k)
-    inputs = _inputs(algorithm.takes, rng)
-    misses = [code for code in _off_by_one(solution) if _differing(code, solution, inputs) >= TELLING]
-    misses += [lines(algorithm, other) for other in algorithm.values if other != k] or [IDENTITY]
-    meta = {"template": "algorithm", "entities": [f"code:{algorithm.name}"]}
-    words = _filled(algorithm.words, k)
-    return _function_task(words, algorithm.takes, [solution], misses, inputs, meta, algorithm.edges)
-
-
 def _function_task(
     words: str,
     takes: str,
@@ -88,9 +68,8 @@ def _function_task(
     misses: Sequence[Program],
     inputs: list[str],
     meta: dict,
-    edges: tuple = (),
 ) -> Task | None:
-    """The task to write and submit the last stage, tested by stages on the example, then on the edges."""
+    """The task to write and submit the last stage, tested by stages on the example."""
     solution = stages[-1]
     tests = _tests(solution, misses, inputs)
     examples = [x for x in inputs if x not in tests and all(_printed(stage, x) for stage in stages)]
@@ -98,9 +77,6 @@ def _function_task(
         return None
     example = max(examples[:8], key=lambda x: sum(_differing(miss, solution, [x]) for miss in misses))
     plan = [_call(stage, example) for stage in stages]
-    for edge in map(json.dumps, edges):
-        if _printed(solution, edge):
-            plan.append(_call(solution, edge))
     asked = f"Write f(x) for {INPUTS[takes][0]}: {words}."
     prompt = f"{asked} Example: f({json.loads(example)!r}) is {_gives(solution, example)!r}."
     verifier = {
@@ -180,18 +156,8 @@ def source(program: Program) -> str:
     return "def f(x): " + "; ".join([*opening, *(f"x = {e}" for e in expressions[:-1]), f"return {last}"])
 
 
-def lines(algorithm: Algorithm, k: Any) -> str:
-    """An algorithm as a function of several lines."""
-    return "def f(x):\n" + textwrap.indent(_filled(algorithm.code.strip(), k), "    ")
-
-
 def _filled(text: str, k: Any) -> str:
     return text.replace("{k}", str(k))
-
-
-def _off_by_one(code: str) -> list[str]:
-    numbers = re.finditer(r"(?<![\w.])\d+(?![\w.])", code)
-    return [f"{code[: m.start()]}{int(m[0]) + 1}{code[m.end() :]}" for m in numbers]
 
 
 def evaluate(steps: Steps, value: Any) -> Any:
@@ -214,31 +180,12 @@ def run(code: str, value: Any) -> Any:
     """What code of ours gives for one input; raises what it raises. Never called on anybody else's code."""
     scope: dict[str, Any] = {}
     exec(code, scope)
-    return _bounded(scope["f"], value) if "while " in code else scope["f"](value)
-
-
-def _bounded(function: Callable, value: Any) -> Any:
-    """Call a function that may loop for ever, counting the lines it executes."""
-    lines = 0
-
-    def count(frame: Any, event: str, argument: Any) -> Any:
-        nonlocal lines
-        lines += 1
-        if lines > MAX_LINES:
-            raise TimeoutError("too many lines")
-        return count
-
-    before = sys.gettrace()
-    sys.settrace(count)
-    try:
-        return function(value)
-    finally:
-        sys.settrace(before)
+    return scope["f"](value)
 
 
 @lru_cache(maxsize=4096)
 def _result(program: Program, given: str) -> str | None:
-    """What a program gives, as JSON, or None where it fails, gives too much or needs too long."""
+    """What a program gives, as JSON, or None where it fails or gives too much."""
     value = json.loads(given)
     try:
         text = json.dumps(run(program, value) if isinstance(program, str) else evaluate(program, value))

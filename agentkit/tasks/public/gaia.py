@@ -9,7 +9,7 @@ no tool reads it. Leaves out a web browser, which many of its questions need.
 
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -34,12 +34,14 @@ INSTRUCTION = (  # what the paper's prompt asks of the answer's form
 )
 UNREAD = re.compile(r"\.(?:png|jpe?g|gif|bmp|tiff?|webp|mp[34]|wav|m4a|ogg|mov|avi|webm)$", re.IGNORECASE)
 ROWS_ARE_NONE = "its file_name is the file of the rows, with all answers: name the attachment, or remove it"
+# a program, after a line that names file, start and most: whoever wrote the spreadsheet, only the sandbox
+# meets it
 SHEETS = """
 import re, zipfile
 from xml.etree import ElementTree
-book = zipfile.ZipFile({name!r})
+book = zipfile.ZipFile(name)
 def tree(path): return ElementTree.fromstring(book.read(path))
-def all_of(node, tag): return [n for n in node.iter() if n.tag.endswith("}}" + tag)]
+def all_of(node, tag): return [n for n in node.iter() if n.tag.endswith("}" + tag)]
 def text(node): return "".join(n.text or "" for n in all_of(node, "t"))
 titles = [sheet.get("name") for sheet in all_of(tree("xl/workbook.xml"), "sheet")]
 strings = "xl/sharedStrings.xml"
@@ -61,8 +63,8 @@ for number, path in enumerate(sorted(paths, key=lambda p: int(re.findall("[0-9]+
                 value = shared[int(value)] if value.isdigit() and int(value) < len(shared) else ""
             cells.append(text(cell) if kind == "inlineStr" else value)
         lines.append("\\t".join(cells))
-print("\\n".join(lines)[{start}:{start} + {most}] or "(nothing from character {start} on)")
-"""  # a program: whoever wrote the spreadsheet, only the sandbox meets it
+print("\\n".join(lines)[start:start + most] or f"(nothing from character {start} on)")
+"""
 
 
 def load(
@@ -76,8 +78,8 @@ def load(
 
     Args:
         source: the data set's name on the Hugging Face hub, or local files of the same schema: a folder that
-            holds metadata.jsonl or Parquet files (with the attachments beside them), or one .jsonl, .json or
-            .parquet file.
+            holds metadata.jsonl or metadata.parquet (with the attachments beside it), or one .jsonl, .json
+            or .parquet file.
         split: validation, or test, whose answers are secret: its trajectories stay unscored.
         levels: of difficulty, to keep; the others' attachments are not looked for.
         limit: keep at most that many of them.
@@ -114,21 +116,11 @@ class GaiaEnvironment(WorkbenchEnvironment):
         '"Answer: ...".'
     )
 
-    def __init__(self, *args: Any, **options: Any):
-        super().__init__(*args, **options)
-        self._too_large: dict[str, int] = {}
-
     def reset(self, file: str = "", **row: Any) -> None:
-        """An empty workspace, then this task's attachment."""
+        """An empty workspace, then this task's attachment, unless it is larger than programs may be given."""
         super().reset()
-        self._too_large.clear()
-        if not file:
-            return
-        name, size = _shown_name(file), Path(file).stat().st_size
-        if size > MAX_INPUT:  # the sandbox would take no file at all
-            self._too_large[name] = size
-        else:
-            self._workspace.files[name] = Path(file).read_bytes()
+        if file and Path(file).stat().st_size <= MAX_INPUT:
+            self._workspace.files[_shown_name(file)] = Path(file).read_bytes()
 
     @tool(timeout_s=100, max_concurrent=AT_ONCE)  # 30 processor seconds, three times that on the clock
     def python(self, code: str) -> str:
@@ -137,18 +129,7 @@ class GaiaEnvironment(WorkbenchEnvironment):
         Args:
             code: The program. It shows what it prints.
         """
-        return run_program(code, timeout_s=30.0, memory_mb=1024, files=self._given())
-
-    def _given(self) -> dict[str, str | bytes]:
-        """What a program gets: all files, or those that the policy wrote where all together are too large."""
-        files = self._workspace.files
-        total = sum(len(c.encode("utf-8", "replace") if isinstance(c, str) else c) for c in files.values())
-        return files if total <= MAX_INPUT else {n: c for n, c in files.items() if isinstance(c, str)}
-
-    def list_files(self) -> str:
-        """List the files."""
-        large = [f"{name} ({size} bytes, too large for the tools)" for name, size in self._too_large.items()]
-        return "\n".join([*large, *([super().list_files()] if self._workspace.files or not large else [])])
+        return run_program(code, timeout_s=30.0, memory_mb=1024, files=self._workspace.files)
 
     def read_file(self, path: str, start: int = 0) -> str:
         """Read a file; a spreadsheet as one line a row.
@@ -157,12 +138,10 @@ class GaiaEnvironment(WorkbenchEnvironment):
             path: Its name.
             start: The first character.
         """
-        if size := self._too_large.get(path):
-            raise ValueError(f"{path} is too large: it has {size} bytes, and tools read up to {MAX_INPUT}")
         if UNREAD.search(path) and path in self._workspace.files:
             raise ValueError(f"{path} is a picture or a recording, which no tool here can read")
         if path.lower().endswith(".xlsx") and path in self._workspace.files and start >= 0:
-            program = SHEETS.format(name=path, start=start, most=MAX_SHOWN)
+            program = f"name, start, most = {path!r}, {start}, {MAX_SHOWN}\n{SHEETS}"
             try:
                 return run_program(program, timeout_s=20.0, files=self._workspace.files)
             except ValueError:
@@ -181,17 +160,13 @@ def _shown_name(path: str | Path) -> str:
 # ---- reading
 def _local(path: Path, split: str) -> tuple[NumberedRows, Any]:
     if not path.is_dir():
-        return numbered_rows(path), partial(_from_folder, path.parent, [path])
+        return numbered_rows(path), partial(_from_folder, path.parent, path)
     for folder in (path / split, path / "2023" / split, path):
-        if (folder / "metadata.jsonl").exists():
-            file = folder / "metadata.jsonl"
-            return numbered_rows(file), partial(_from_folder, folder, [file])
-        if tables := sorted(folder.glob("*.parquet")):
-            whole = [table for table in tables if table.name == "metadata.parquet"]  # the others: by level
-            rows = [row for table in whole or tables for _, row in numbered_rows(table)]
-            return enumerate(rows, start=1), partial(_from_folder, folder, tables)
+        for file in (folder / "metadata.jsonl", folder / "metadata.parquet"):
+            if file.exists():
+                return numbered_rows(file), partial(_from_folder, folder, file)
     raise DataError(
-        f"{path} holds neither metadata.jsonl nor Parquet files for {split!r}: name the folder that does"
+        f"{path} holds neither metadata.jsonl nor metadata.parquet for {split!r}: name the folder that does"
     )
 
 
@@ -236,7 +211,7 @@ def _from_hub(name: str, split: str, row: Row) -> str:
         raise DataError(f"its attachment {place!r} could not be loaded from the hub ({why})") from None
 
 
-def _from_folder(folder: Path, tables: Collection[Path], row: Row) -> Path:
+def _from_folder(folder: Path, rows: Path, row: Row) -> Path:
     """The attachment of a row: a file inside the folder, never one outside it."""
     name = str(row["file_name"])
     path = folder / name
@@ -244,6 +219,6 @@ def _from_folder(folder: Path, tables: Collection[Path], row: Row) -> Path:
         raise DataError(
             f"there is no attachment {name[:80]!r} in {folder}: put it there, or remove its file_name"
         )
-    if any(path.samefile(table) for table in tables):
+    if path.samefile(rows):
         raise DataError(ROWS_ARE_NONE)
     return path.resolve()
