@@ -78,4 +78,4 @@ def table(judged: Iterable[tuple[Simulated, Sequence[Alarm]]]) -> pd.DataFrame:
 
 
 if __name__ == "__main__":
-    print(measured(progress=True).round(2).to_markdown(index=False))
+    print(measured(progress=True).round(2).to_string(index=False))
