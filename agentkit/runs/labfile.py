@@ -9,22 +9,21 @@ import contextlib
 import hashlib
 import importlib.util
 import inspect
-import os
 import re
 import site
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 from agentkit.recipe import project_file, project_root
 from agentkit.records import RecipeError
-from agentkit.runs.files import digest, write_bytes
+from agentkit.runs.files import write_bytes
 
-_LOADED: dict[Path, str] = {}  # digests of what this process has loaded from beside lab files
-_BESIDE: set[str] = set()  # folders of lab files that are at the end of sys.path, the newest first
+_FILES: set[Path] = set()  # that lab files have imported from beside them
+_FOLDERS: list[str] = []  # of lab files, the newest first; they stand at the end of sys.path
 
 
 def new_lab(name: str, notebooks: bool = False) -> list[Path]:
@@ -52,8 +51,8 @@ def new_lab(name: str, notebooks: bool = False) -> list[Path]:
 
 
 def load_module(path: Path) -> ModuleType:
-    """A lab file as a module, loaded anew each time, and with it what it imports from beside it where any of
-    that has changed. Raises RecipeError with the line that failed, also where it would end the program.
+    """A lab file as a module, loaded anew each time, and with it what it imports from beside it. Raises
+    RecipeError with the line that failed, also where it would end the program.
     """
     name = f"agentkit_lab_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -61,14 +60,8 @@ def load_module(path: Path) -> ModuleType:
         raise RecipeError(f"the lab file {path} is no Python file: its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # pickles and dataclasses look for it there
-    folder = str(path.parent)
-    if folder not in sys.path:
-        sys.path.append(folder)  # for modules beside it; those that its functions import are the newest lab's
-        _BESIDE.add(folder)
-    others = _BESIDE - {folder}
-    sys.path[:] = sorted(sys.path, key=lambda place: (place in _BESIDE) + (place in others))
     try:
-        _forget(path.parent, files_of(path)[1:])
+        _forget_others(path)
         with contextlib.redirect_stdout(sys.stderr):  # what it prints is no part of a command's result
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -76,41 +69,35 @@ def load_module(path: Path) -> ModuleType:
     return module
 
 
-def _forget(folder: Path, files: Sequence[Path]) -> None:
-    """Have modules that lab files imported loaded anew by who next imports them, where one of these files has
-    changed, or where they have the name of one but are another lab's.
-    """
-    now = {file.resolve(): digest(file) for file in files}
-    changed = any(_LOADED.get(file, known) != known for file, known in now.items())
-    stale = _LOADED.keys() - (() if changed else now)
-    _LOADED.update(now)
-    tops = {file.relative_to(folder).parts[0].removesuffix(".py") for file in files}
-    for name in [name for name in sys.modules if name.split(".")[0] in tops]:
-        if (file := getattr(sys.modules[name], "__file__", None)) and Path(file).resolve() in stale:
-            del sys.modules[name]
-            package, _, own = name.rpartition(".")
-            if package in sys.modules:
-                vars(sys.modules[package]).pop(own, None)
+def _forget_others(path: Path) -> None:
+    """Have modules beside a lab file found, after all libraries, and those of earlier ones loaded anew."""
+    files = {name: Path(getattr(module, "__file__", None) or "/") for name, module in sys.modules.items()}
+    old = {name.split(".")[0] for name, file in files.items() if file.resolve() in _FILES}
+    for name in [name for name in sys.modules if name.split(".")[0] in old]:
+        del sys.modules[name]
+    _FILES.update(file.resolve() for file in files_of(path)[1:])
+    sys.path[:] = [place for place in sys.path if place not in _FOLDERS]
+    folder = str(path.parent)
+    _FOLDERS[:] = [folder, *(other for other in _FOLDERS if other != folder)]
+    sys.path.extend(_FOLDERS)
     importlib.invalidate_caches()
 
 
 _LIBRARIES = (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), *site.getsitepackages())
-_FOLDERS = (str(Path(__file__).parents[1]), *_LIBRARIES, site.getusersitepackages())
-OTHERS = (*(f"{folder}{os.sep}" for folder in _FOLDERS), "<")  # how paths begin that are not the user's
+OTHERS = (*map(str, (Path(__file__).parents[1], *_LIBRARIES)), "<")  # how paths begin that are not the user's
 
 
 def blame(error: BaseException) -> str:
     """What an error of a user's code says, with the innermost line that is neither ours nor a library's."""
-    lines = [(line.filename, line.lineno) for line in traceback.extract_tb(error.__traceback__)]
-    lines = [line for line in lines if not line[0].startswith(OTHERS)]
-    if isinstance(error, SyntaxError) and isinstance(error.filename, str) and error.lineno:
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [(frame.filename, frame.lineno) for frame in frames if not frame.filename.startswith(OTHERS)]
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
         lines.append((error.filename, error.lineno))
     where = f"{Path(lines[-1][0]).name}, line {lines[-1][1]}: " if lines else ""
     try:
-        said = str(error)
-    except (Exception, SystemExit) as second:
-        said = f"what it says cannot be shown, since its __str__ raises {type(second).__name__}"
-    return f"{where}{type(error).__name__}: {said}"
+        return f"{where}{type(error).__name__}: {error}"
+    except Exception as second:  # its __str__ is the user's too
+        return f"{where}{type(error).__name__}, whose __str__ raises {type(second).__name__}"
 
 
 def check_takes(what: str, function: Callable, *arguments: str) -> None:

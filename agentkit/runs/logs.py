@@ -7,11 +7,8 @@ measures that are counted in them, and what a console printed.
 
 import csv
 import math
-import warnings
-from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from agentkit.records import DataError
@@ -39,7 +36,6 @@ SHARES = ("success", "val_success", "clip_fraction", "truncated", "zero_variance
 COUNTS = ("entropy", "grad_norm", "learning_rate", "mismatch", "completion_tokens", "calls")
 MOST = dict.fromkeys(SHARES, 1.0) | dict.fromkeys(COUNTS, math.inf)  # of what is never below 0
 ROUNDING = 1e-6  # by which a share or a count may leave its range
-Rows = list[dict[str, Any]]
 
 
 def read_log(
@@ -48,51 +44,41 @@ def read_log(
     """A log's steps as rows of metrics, and its columns that no alarm knows; ``columns`` maps our names to
     the log's.
 
-    Raises:
-        DataError: it is no such log, or no step has a known column; the message names its columns.
+    Raises DataError where it is no such log, or no step has a known column; the message names its columns.
     """
     path, columns = Path(path), columns or {}
     if wrong := [name for name in columns if name not in NAMES]:
-        raise DataError(f"--column {wrong[0]}=..: no alarm knows {wrong[0]!r}; name one of {_listed(NAMES)}.")
-    rows = _rows(path)
-    held = {name: f" ({value!r:.40} is no number)" for row in rows for name, value in row.items()}
-    rows = [{name: n for name, v in row.items() if (n := _number(v)) is not None} for row in rows]
-    held |= dict.fromkeys((name for row in rows for name in row), "")
-    if absent := [f"{name!r}{held.get(name, '')}" for name in columns.values() if held.get(name) != ""]:
-        raise DataError(f"{path} has no column of numbers {absent[0]}; it has {_listed(held)}.")
-    sources = {ours: (columns[ours],) if ours in columns else names for ours, names in NAMES.items()}
-    for ours, most in MOST.items():  # other units, as percent
-        for name in sources[ours]:
-            values = [row[name] for row in rows if name in row]
-            if odd := [value for value in values if value < -ROUNDING or value > most + ROUNDING]:
-                held[name] = f" ({odd[0]:g} is {'no share' if most == 1 else 'negative'}, so no {ours})"
-        sources[ours] = tuple(name for name in sources[ours] if not held.get(name))
-    known = {name for names in sources.values() for name in names}
-    steps = _steps(path, rows, sources)
+        known = ", ".join(NAMES)
+        raise DataError(f"--column {wrong[0]}=..: no alarm knows {wrong[0]!r}; name one of {known}.")
+    rows = [{name: n for name, v in row.items() if (n := _number(v)) is not None} for row in _rows(path)]
+    held: dict[str, list[float]] = {}
+    for name, value in (item for row in rows for item in row.items()):
+        held.setdefault(name, []).append(value)
+    if absent := [name for name in columns.values() if name not in held]:
+        raise DataError(f"{path} has no column of numbers {absent[0]!r}; it has {', '.join(held)}.")
+    sources = {own: (columns[own],) if own in columns else names for own, names in NAMES.items()}
+    for own, most in MOST.items():  # other units, as percent
+        odd = {n for n, found in held.items() if any(x < -ROUNDING or x > most + ROUNDING for x in found)}
+        sources[own] = tuple(name for name in sources[own] if name not in odd)
+    steps = _steps(rows, sources)
     if not any(row["step"] > 0 and row.keys() - {"step", "planned_steps"} for row in steps):
         raise DataError(
             f"{path} has no column 'step' of whole numbers from 1 on and another that an alarm knows; it has "
-            f"{_listed(held)}. Say which they are, such as --column step=iteration --column kl=my_kl."
+            f"{', '.join(held)}. Say which they are, such as --column step=iteration --column kl=my_kl."
         )
-    unknown = [n for n, why in held.items() if why or not (n in known or n.startswith("rewards/"))]
-    return steps, [f"{name}{held[name]}" for name in unknown]
+    used = {name for names in sources.values() for name in names}
+    return steps, [name for name in held if name not in used and not name.startswith("rewards/")]
 
 
-def _steps(path: Path, rows: Rows, sources: Mapping[str, Iterable[str]]) -> Rows:
-    """A step's rows together, as TRL logs it in several; a warning says where steps are missing."""
-    steps: dict[int, dict[str, Any]] = {}
+def _steps(rows: Iterable[dict[str, float]], sources: Mapping[str, Sequence[str]]) -> list[dict[str, float]]:
+    """A step's rows together, as TRL logs it in several."""
+    steps: dict[int, dict[str, float]] = {}
     for found in rows:
-        row = {
-            o: found[names[0]] for o, some in sources.items() if (names := [n for n in some if n in found])
-        }
+        row = {own: found[n] for own, names in sources.items() for n in reversed(names) if n in found}
         if row.get("step", math.nan) % 1 == 0:
             held = steps.setdefault(int(row["step"]), {})
             # pandas fills with NaN what an evaluation's row lacks
-            held |= {o: v for o, v in (row | _components(found)).items() if v == v or o not in held}
-    pairs = list(pairwise(sorted(step for step in steps if step > 0)))
-    usual = median(b - a for a, b in pairs) if pairs else 1
-    if gaps := [f"{a + usual:g} to {b - usual:g}" for a, b in pairs if b - a > 2 * usual]:
-        warnings.warn(f"{path}: there is a gap: steps {', '.join(gaps[:3])} have no row.", stacklevel=3)
+            held |= {own: v for own, v in (row | _components(found)).items() if v == v or own not in held}
     return [row | {"step": step} for step, row in sorted(steps.items())]
 
 
@@ -101,46 +87,39 @@ def _components(found: Mapping[str, float]) -> dict[str, float]:
     row = {}
     for name, mean in found.items():
         component = name.removeprefix("rewards/").removesuffix("/mean")
-        spread = found.get(f"rewards/{component}/std", math.nan)
-        if name == f"rewards/{component}/mean" and math.isfinite(mean + spread):
+        spread = found.get(f"rewards/{component}/std")
+        if name == f"rewards/{component}/mean" and spread is not None and math.isfinite(mean + spread):
             row |= {f"low/{component}": mean - spread, f"high/{component}": mean + spread}
             row[f"scored/{component}"] = 1.0
     return row
 
 
-def _rows(path: Path) -> Rows:
+def _rows(path: Path) -> list[dict[str, Any]]:
     """Rows as they stand. Raises DataError where the file is damaged, or something else."""
-    shared: dict[str, Any] = {}
     try:
         if path.suffix == ".jsonl":
             rows = read_jsonl(path)  # says so where the last line is torn
         else:
             text = path.read_text(encoding="utf-8-sig")
-            is_json = path.suffix == ".json"
-            rows = parse_json(text) if is_json else list(csv.DictReader(text.splitlines(keepends=True)))
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}).") from None
-    except (ValueError, csv.Error) as error:
+            rows = parse_json(text) if path.suffix == ".json" else list(csv.DictReader(text.splitlines()))
+    except (OSError, ValueError, csv.Error) as error:
         raise DataError(f"{path} is damaged, or no training log ({str(error)[:120]}).") from None
     if isinstance(rows, dict):  # trainer_state.json
         shared, rows = {"max_steps": rows.get("max_steps")}, rows.get("log_history")
+        rows = [shared | row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise DataError(f"{path} is no list of rows, and has no 'log_history'. Name a training log.")
-    return [
-        shared | {str(name): value for name, value in row.items() if name and value not in (None, "")}
-        for row in rows
-    ]
+    return rows
 
 
 def _number(value: Any) -> float | None:
     """A number, or a table's text that is one, as float; what is not finite as NaN, anything else None."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
     try:
-        value = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
-    except (ValueError, OverflowError):
-        return math.nan if isinstance(value, int) else None
-    return value if value is None or math.isfinite(value) else math.nan
-
-
-def _listed(names: Iterable[str]) -> str:
-    some = list(names)
-    return (", ".join(some[:12]) or "none") + (f" and {len(some) - 12} more" if len(some) > 12 else "")
+        number = float(value)
+    except ValueError:
+        return None
+    except OverflowError:
+        return math.nan
+    return number if math.isfinite(number) else math.nan
