@@ -6,116 +6,82 @@ pandas. Leaves out what the commands do: each hands over to the room that knows.
 
 import contextlib
 import dataclasses
-import math
 import os
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional, UseAppendAction, arg
 
-from agentkit.recipe import Recipe, beside, located, parse_yaml, read_recipe
+from agentkit.recipe import Recipe, beside, located, parse_yaml
 from agentkit.records import AgentkitError, DataError, RecipeError, RunError
 from agentkit.runs import Run, encode_json, load_run, read_json, stages
-from agentkit.runs.children import signals
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the console script. Errors of the user's making are one sentence and exit status 2."""
     os.umask(0o077)  # run folders are private
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # models write what a terminal cannot show
-    stop = _Stop()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler stops a command as Ctrl-C does
+    config, about = (tyro.conf.FlagCreatePairsOff,), "Reliable tool-using agents through GRPO."
     try:
-        with signals(stop, "SIGTERM", "SIGHUP"), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.showwarning = _warn
-            _tell.cache_clear()
-            status = tyro.extras.subcommand_cli_from_dict(
-                COMMANDS,
-                prog="agentkit",
-                description="Reliable tool-using agents through GRPO.",
-                args=arguments,
-                config=(tyro.conf.FlagCreatePairsOff,),
+            return tyro.extras.subcommand_cli_from_dict(
+                COMMANDS, prog="agentkit", description=about, args=arguments, config=config
             )
-        sys.stdout.flush()
-        return status
     except Exception as error:  # libraries have errors of their own for a full disk
         if not isinstance(error, AgentkitError | OSError) and "No space left" not in str(error):
             raise  # a fault of ours
-        print(f"agentkit: {' '.join(str(error).split())}", file=sys.stderr)
-        _drop_unprinted()
+        _tell(str(error))
         return 2
     except KeyboardInterrupt:
-        words = sys.argv[1:] if arguments is None else arguments
-        changed = ", --from the notebook that stopped," * any(word.startswith("--from") for word in words)
-        kept = f"what was finished is kept, run the same command{changed} to go on"
-        print(f"agentkit: stopped; {kept}", file=sys.stderr)
-        return 128 + stop.number
-
-
-class _Stop:
-    """What schedulers and closed terminals send stops a command as Ctrl-C does; sent twice at once, once."""
-
-    number, _at = signal.SIGINT, -math.inf
-
-    def __call__(self, name: str) -> None:
-        handler, before = signal.getsignal(signal.SIGINT), self._at
-        self.number, self._at = signal.Signals[name], time.monotonic()
-        if self._at - before > 1:  # timeout(1) signals the process and its group
-            (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, None)
-
-
-def _drop_unprinted() -> None:
-    """Close standard output where it takes no more, as on a full disk: Python would complain at its exit."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        with contextlib.suppress(OSError):
-            sys.stdout.close()
+        _tell("stopped; what was finished is kept, and the same command goes on")
+        return 130
 
 
 def _warn(message: Warning | str, category: type[Warning], *_: Any) -> None:
     """Our own warnings, such as of a torn line, as one sentence too."""
     if category is UserWarning:
-        _tell(" ".join(str(message).split()))
+        _tell(str(message))
 
 
-@cache
 def _tell(sentence: str) -> None:
-    """Once a command, however often the file is read."""
-    print(f"agentkit: {sentence}", file=sys.stderr)
+    print(f"agentkit: {' '.join(sentence.split())}", file=sys.stderr)
 
 
 # ---- arguments that several commands share
-def _count(most: int) -> tyro.constructors.PrimitiveConstructorSpec:
-    def read(words: list[str]) -> int:
-        if not words[0].isdecimal() or not 1 <= int(words[0]) <= most:
-            raise ValueError(f"{words[0][:20]!r} is not a whole number from 1 to {most}")
-        return int(words[0])
+def _count(words: list[str]) -> int:
+    if not words[0].isdecimal() or int(words[0]) < 1:
+        raise ValueError(f"{words[0][:20]!r} is not a whole number from 1 on")
+    return int(words[0])
 
-    return tyro.constructors.PrimitiveConstructorSpec(
+
+Count = Annotated[
+    int,
+    tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar="N",
-        instance_from_str=read,
-        is_instance=lambda value: True,
+        instance_from_str=_count,
+        is_instance=lambda x: True,
         str_from_instance=lambda n: [str(n)],
-    )
-
-
-Count = Annotated[int, _count(100_000)]
-Port = Annotated[int, _count(65_535)]
+    ),
+]
 RecipeFile = Annotated[Path, Positional, arg(metavar="RECIPE", help="a YAML file in params/")]
 RunFolder = Annotated[Path, Positional, arg(metavar="RUN", help="the run folder, such as outputs/a")]
+_CHANGE = "override a recipe key, such as -p seed=3"
+_KEYS = "\n".join(f"{name}: {key.description}; {key.default!r}" for name, key in Recipe.keys().items())
 Changes = Annotated[
+    tuple[str, ...], UseAppendAction, arg(name="change", aliases=["-p"], metavar="KEY=VALUE", help=_CHANGE)
+]
+AllChanges = Annotated[
     tuple[str, ...],
     UseAppendAction,
-    arg(name="change", aliases=["-p"], metavar="KEY=VALUE", help="override a recipe key"),
+    arg(name="change", aliases=["-p"], metavar="KEY=VALUE", help=f"{_CHANGE}. The keys:\n{_KEYS}"),
 ]
 OptionalFile = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")]
 OptionalRun = Annotated[Path | None, arg(metavar="RUN", help_behavior_hint="")]
@@ -125,7 +91,7 @@ Json = Annotated[bool, arg(name="json", help="print the result as JSON", help_be
 
 
 def _recipe(path: Path, changes: Sequence[str]) -> Recipe:
-    return Recipe.from_mapping(read_recipe(path) | _overrides(changes))
+    return Recipe.load(path, **_overrides(changes))
 
 
 def _overrides(pairs: Sequence[str]) -> dict[str, Any]:
@@ -136,8 +102,8 @@ def _overrides(pairs: Sequence[str]) -> dict[str, Any]:
             raise RecipeError(f"-p {pair[:80]}: write it as KEY=VALUE")
         try:
             values[key] = parse_yaml(value)
-        except RecipeError:
-            raise RecipeError(f"-p {pair[:80]}: {value[:60]!r} is not a YAML value") from None
+        except RecipeError as error:
+            raise RecipeError(f"-p {pair[:80]}: {error}") from None
     return beside(Path("here"), values)
 
 
@@ -177,7 +143,7 @@ def run_command(
     recipe: RecipeFile,
     *,
     run: Path,
-    changes: Changes = (),
+    changes: AllChanges = (),
     first: Annotated[str | None, arg(name="from", metavar="NN", help_behavior_hint="")] = None,
     last: Annotated[str, arg(name="to", metavar="NN")] = "05",
     as_json: Json = False,
@@ -273,34 +239,15 @@ def preflight_command(
         run: a run whose tasks and cold start are used
     """
     from agentkit.lab import Lab
-    from agentkit.policies.loading import load_agent, make_policy
-    from agentkit.preflight import examine
-    from agentkit.preflight.examination import looked_at
-    from agentkit.training.launch import Work
+    from agentkit.preflight.examination import before_training
 
     values, folder = _recipe(recipe, changes), load_run(run) if run else None
-    if values.shard:
-        raise RecipeError(
-            "this loads one card, and the recipe's model takes several: notebook 03 examines it"
-        )
-    lab = Lab.open(values)
-    suite = lab.load(folder) if folder else lab.without_long_prompts(lab.suite())
-    lab = lab.planned(suite)
-    with contextlib.suppress(RecipeError):  # as notebook 03 places it, where this machine has the cards
-        lab = dataclasses.replace(lab, recipe=Work(lab, folder).recipe)
-    cold_start = [folder.file("sft")] if folder and values.sft and folder.file("sft").exists() else []
-    if values.sft and not cold_start:
-        make = f"agentkit run {recipe} --run {run or 'outputs/a'} --to 02"
+    if values.sft and not (folder and folder.file("sft").exists()):
         _tell(
             "the recipe says sft: true, and this judges the model before that cold start: make it with "
-            f"'{make}', then add --run {run or 'outputs/a'}"
+            f"'agentkit run {recipe} --run {run or 'outputs/a'} --to 02', then add --run {run or 'outputs/a'}"
         )
-    tasks = lab.train_tasks(suite)
-    _tell(f"{looked_at(values, len(tasks)) * values.group_size} rollouts of the starting policy ...")
-    model, tokenizer = load_agent(values.model, cold_start, None, values.precision, values.chat)
-    policy = make_policy(model, tokenizer, "sft", values)
-    options = {"model": model, "progress": sys.stderr.isatty(), "run": folder, "test": suite.split("test")}
-    report, _ = examine(lab, policy, tasks, **options)
+    report = before_training(Lab.open(values), folder, _tell)
     return _print(as_json, dataclasses.asdict(report), report.text(), 1 if report.causes else 0)
 
 
@@ -532,7 +479,7 @@ def serve_command(
     *,
     merge: Annotated[tuple[Path, ...], UseAppendAction, arg(metavar="ADAPTER")] = (),
     host: str = "127.0.0.1",
-    port: Port = 8000,
+    port: int = 8000,
     lora_rank: int = 0,
     max_length: OptionalCount = None,
     memory: float = 0.9,

@@ -1,26 +1,36 @@
-"""The command line as a whole: help that is quick to come, results that programs can read."""
+"""The command line: help that is quick to come, results that programs can read, a mistake in one sentence."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
+import zipfile
+from pathlib import Path
 
 import nbformat
 import pytest
-from test_report import make_run
 
 from agentkit import cli
 from agentkit.preflight import Preflight
-from agentkit.runs import Run, load_run, project_root, write_jsonl
+from agentkit.recipe import Recipe, project_root
+from agentkit.runs import Run, stages, write_jsonl
 
+ROOT = project_root(__file__)
+NANO = str(ROOT / "params" / "nano.yaml")
 SLOW = ("torch", "pandas", "numpy", "scipy", "transformers", "plotly", "papermill", "pyarrow")
+COMMANDS = "new run sweep preflight cost report alarms merge audit gaia doctor serve".split()
 
 
+def one_sentence(capsys) -> str:
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("agentkit: ")
+    return told
+
+
+# ---- help and results
 def test_help_loads_nothing_slow():
     command = [sys.executable, "-X", "importtime", "-m", "agentkit.cli", "--help"]
     child = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -29,19 +39,28 @@ def test_help_loads_nothing_slow():
     assert loaded.isdisjoint(SLOW)
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS)
-def test_every_command_explains_itself(command, capsys):
+def test_the_commands_are_those_of_the_first_page():
+    assert list(cli.COMMANDS) == COMMANDS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself_and_prints_json(command, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main([command, "--help"])
     shown = capsys.readouterr().out
     assert stop.value.code == 0 and f"usage: agentkit {command}" in shown
+    assert ("--json" in shown) == (command != "serve")
 
 
-@pytest.mark.parametrize("command", sorted(cli.COMMANDS.keys() - {"serve"}))
-def test_every_command_that_prints_a_result_takes_json(command, capsys):
+def test_the_help_of_run_lists_every_recipe_key(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit):
-        cli.main([command, "--help"])
-    assert "--json" in capsys.readouterr().out
+        cli.main(["run", "--help"])
+    shown = capsys.readouterr().out
+    assert (
+        all(f" {name}: " in shown for name in Recipe().everything())
+        and "beta: weight of the KL penalty" in shown
+    )
 
 
 def test_what_a_lab_file_prints_is_no_part_of_the_json(tmp_path, capsys):
@@ -54,136 +73,142 @@ def test_what_a_lab_file_prints_is_no_part_of_the_json(tmp_path, capsys):
     assert json.loads(printed.out)["tasks"] == 1 and printed.err == "loading\n"
 
 
+# ---- mistakes
 @pytest.mark.parametrize(
     "words",
-    [
-        ["fly"],
-        ["run"],
-        ["cost", "x.yaml", "--gpus", "0"],
-        ["merge", "a", "--dtype", "int8"],
-        ["audit", "a", "--fly"],
-        ["serve", "nano", "--port", "65536"],
-    ],
-)
+    [["fly"], ["run"], ["cost", "x.yaml", "--gpus", "0"], ["merge", "a", "--dtype", "int8"], ["audit", "a", "--fly"]],
+    ids=" ".join,
+)  # fmt: skip
 def test_what_cannot_be_parsed_ends_with_status_2(words, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(words)
     assert stop.value.code == 2 and "--help" in capsys.readouterr().err
 
 
+@pytest.fixture
+def executed(monkeypatch):
+    """A record of what would have been executed."""
+    found = []
+
+    def execute(stage: str, run: Run, parameters: dict) -> None:
+        found.append((stage, parameters["recipe"]))
+        run.begin(stage, parameters["recipe"])
+        run.end(stage)
+
+    monkeypatch.setattr(stages, "execute", execute)
+    return found
+
+
 @pytest.mark.parametrize(
-    "words",
+    ("words", "says"),
     [
-        ["run", "params/nano.yaml", "--run", "outputs/../x"],
-        ["sweep", "params/sweeps/nano.yaml", "--run", "../x"],
+        (["-p", "sede=3"], "did you mean 'seed'"),
+        (["-p", "seed"], "KEY=VALUE"),
+        (["-p", "seed="], "seed is None"),
+        (["-p", "seed=["], "-p seed=[: it is not valid YAML"),
+        (["-p", "seed=010"], "seed is '010'; it should be a whole number"),
+        (["-p", "seed=[1,2]"], "that is a grid, for agentkit sweep"),
+        (["-p", "families=Z"], "Z"),
+        (["--from", "07"], "no notebook '07'; there are 01, 02, 03, 04, 05"),
+        (["--from", "04", "--to", "02"], "nothing would run"),
+        (["--run", "outputs/../x"], "is refused: write it without '..'"),
     ],
 )
-def test_a_folder_to_write_has_no_way_up(words, capsys):
-    assert cli.main(words) == 2
-    assert "is refused: write it without '..'" in capsys.readouterr().err
+def test_a_mistake_is_one_sentence_and_nothing_is_made(tmp_path, capsys, executed, words, says):
+    assert cli.main(["run", NANO, "--run", str(tmp_path / "a"), *words]) == 2 or says == "Z"
+    assert says == "Z" or says in one_sentence(capsys)
+    assert says == "Z" or (list(tmp_path.iterdir()) == [] and executed == [])
 
 
-def test_help_names_only_values_that_can_be_typed(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["merge", "--help"])
-    assert "--dtype {float32,float16,bfloat16}" in capsys.readouterr().out
+@pytest.mark.parametrize("words", [["report"], ["merge"], ["audit"], ["cost", NANO, "--run"]], ids=" ".join)
+def test_a_damaged_run_is_one_sentence(tmp_path, capsys, words):
+    for name in ("run.json", "tasks.jsonl"):
+        (tmp_path / name).write_text('{"stages": 3')
+    assert cli.main([*words, str(tmp_path)]) == 2
+    assert str(tmp_path) in one_sentence(capsys)
+
+
+def test_a_torn_line_is_one_sentence_and_the_rest_is_read(tmp_path, capsys):
+    run = Run.create(tmp_path / "a")
+    run.file("train").mkdir()
+    run.file("train", "metrics.jsonl").write_text('{"step": 1, "kl": 0.5}\n{"step": 2, "re')
+    assert cli.main(["alarms", str(run.path)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith("no alarm in 1 step; ")
+    assert shown.err.startswith(f"agentkit: {run.file('train', 'metrics.jsonl')}, line 2 is torn")
 
 
 @pytest.mark.parametrize(("sft", "before"), [("true", 1), ("false", 0)])
 def test_a_preflight_says_what_it_judges_and_what_takes_long(monkeypatch, capsys, sft, before):
-    monkeypatch.setattr("agentkit.policies.loading.load_agent", lambda *of: (None, None))
-    monkeypatch.setattr("agentkit.policies.loading.make_policy", lambda *of: None)
-    monkeypatch.setattr("agentkit.preflight.examine", lambda *of, **options: (Preflight((), 0, 0.0), []))
+    room = "agentkit.preflight.examination"
+    monkeypatch.setattr(f"{room}.load_agent", lambda *of, **options: (None, None))
+    monkeypatch.setattr(f"{room}.make_policy", lambda *of: None)
+    monkeypatch.setattr(f"{room}.examine", lambda *of, **options: (Preflight((), 0, 0.0), []))
     changes = ["families=A", "n_tasks=40", "group_size=4", f"sft={sft}", "train_difficulty=easy,medium,hard"]
     words = [word for change in changes for word in ("-p", change)]
-    assert cli.main(["preflight", "params/nano.yaml", *words, "--json"]) == 0
+    assert cli.main(["preflight", NANO, *words, "--json"]) == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["rollouts"] == 0
-    assert (
-        printed.err.count("before that cold start") == printed.err.count("--to 02', then add --run") == before
-    )
+    assert printed.err.count("before that cold start") == printed.err.count("then add --run") == before
     assert printed.err.endswith("agentkit: 64 rollouts of the starting policy ...\n")  # two steps of eight
 
 
-def test_a_preflight_of_a_model_that_takes_several_cards_is_left_to_the_notebook(capsys):
-    changes = ["-p", "families=A", "-p", "n_tasks=40", "-p", "reward=plan", "-p", "lab=''"]
-    assert cli.main(["preflight", "params/image-27b.yaml", *changes]) == 2
-    assert "takes several: notebook 03 examines it" in capsys.readouterr().err
+# ---- from any folder
+def test_a_run_from_any_folder_finds_what_ships_and_writes_here(tmp_path, monkeypatch, executed):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["run", "params/nano.yaml", "--run", "outputs/a", "-p", "n_tasks=60", "--to", "02"]) == 0
+    assert [stage for stage, _ in executed] == ["01_tasks", "02_baseline"]
+    assert executed[0][1]["n_tasks"] == 60 and (tmp_path / "outputs" / "a" / "run.json").is_file()
 
 
-def test_a_terminal_without_unicode_shows_help_all_the_same():
-    command = [sys.executable, "-m", "agentkit.cli", "--help"]
-    child = subprocess.run(
-        command, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}, timeout=60
-    )
-    assert child.returncode == 0 and b"preflight" in child.stdout
-
-
-# ---- a disk that is full
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("finished") / "run")
-
-
-@contextlib.contextmanager
-def small_files(limit):
-    """The kernel refuses larger files, as a full disk would."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-WRITERS = {
-    "report": (["report", "{run}", "--out", "{folder}/card.html"], "card.html"),
-    "run": (["run", "params/nano.yaml", "--run", "{folder}/new"], "new/run.json"),
-}
-
-
-@pytest.mark.parametrize("command", WRITERS)
-def test_a_full_disk_is_told_with_the_file_and_the_remedy(finished, tmp_path, capsys, command):
-    words, file = WRITERS[command]
-    places = {"run": finished.path, "folder": tmp_path / "out"}
-    with small_files(20):
-        assert cli.main([word.format(**places) for word in words]) == 2
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert told.startswith(f"agentkit: {tmp_path}/out/{file} cannot be written (File too large)")
-    assert "make room there" in told and not [p for p in (tmp_path / "out").rglob("*") if p.is_file()]
-
-
-def test_a_library_with_an_error_of_its_own_for_a_full_disk_is_one_sentence(monkeypatch, capsys):
-    def fails(*_):
-        raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr("agentkit.doctor.examine", fails)
-    assert cli.main(["doctor"]) == 2 and "No space left on device" in capsys.readouterr().err
-
-
-def test_output_that_no_disk_takes_is_one_sentence():
-    with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "agentkit.cli", "doctor"]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
-    *_, told = done.stderr.splitlines()
-    assert done.returncode == 2 and "No space left" in told
-
-
-def test_a_kernel_that_does_not_start_is_one_sentence(tmp_path, monkeypatch, capsys):
-    def fails(*_, **__):
-        raise RuntimeError("Kernel didn't respond in 60 seconds")  # as jupyter_client says it
-
-    monkeypatch.setattr("papermill.execute_notebook", fails)
-    assert cli.main(["run", "params/nano.yaml", "--run", str(tmp_path / "a"), "--to", "01"]) == 2
-    (told,) = capsys.readouterr().err.splitlines()
-    assert "01_tasks stopped: its kernel died or did not start (Kernel didn't respond in 60 seconds)" in told
-    assert "run the same again" in told
+@pytest.mark.slow
+def test_an_installed_wheel_runs_a_recipe_that_it_holds(tmp_path):
+    """Notebooks and recipes are in it; only the packages it needs are this environment's."""
+    source, wheel = tmp_path / "source", tmp_path / "wheel"
+    listed = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listed, capture_output=True, check=True).stdout.decode().split("\0"):
+        if name and (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-build-isolation",
+        "--no-deps",
+        "-qw",
+        str(wheel),
+        ".",
+    ]
+    subprocess.run(build, cwd=source, check=True, capture_output=True)
+    (file,) = wheel.iterdir()
+    zipfile.ZipFile(file).extractall(tmp_path / "installed")
+    words = [
+        "run",
+        "params/nano.yaml",
+        "--run",
+        "outputs/a",
+        "-p",
+        "n_tasks=20",
+        "-p",
+        "families=A",
+        "-p",
+        "new_templates=[]",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed"), "HOME": str(tmp_path)}
+    here = tmp_path / "work"
+    here.mkdir()
+    command = [sys.executable, "-m", "agentkit.cli", *words, "--to", "01"]
+    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(Path(here / "outputs/a/tasks.jsonl").read_text().splitlines()) == 20
 
 
 @pytest.mark.slow
 def test_a_kernel_that_dies_is_one_sentence_and_the_stage_is_marked(tmp_path, monkeypatch, capsys):
     for folder in ("notebooks", "params"):
-        shutil.copytree(project_root() / folder, tmp_path / folder)
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     path = tmp_path / "notebooks" / "01_tasks.ipynb"
     notebook = nbformat.read(path, 4)
     notebook.cells[-1].source = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
@@ -191,7 +216,6 @@ def test_a_kernel_that_dies_is_one_sentence_and_the_stage_is_marked(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     words = ["-p", "families=A", "-p", "n_tasks=20", "--to", "01"]
     assert cli.main(["run", "params/nano.yaml", "--run", "a", *words]) == 2
-    (told,) = capsys.readouterr().err.splitlines()
+    told = capsys.readouterr().err.splitlines()[-1]
     assert "01_tasks stopped: its kernel died" in told and "run the same again" in told
-    run = load_run(tmp_path / "a")
-    assert run.manifest["stages"]["01_tasks"]["status"] == "failed"
+    assert Run(tmp_path / "a").manifest["stages"]["01_tasks"]["status"] == "failed"

@@ -4,16 +4,18 @@ Leaves out what each check looks at (checks, causes, reward_checks, task_checks)
 """
 
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from agentkit.lab import Lab
 from agentkit.policies import slot_cache
-from agentkit.policies.loading import agent_of, make_policy
+from agentkit.policies.loading import agent_of, load_agent, make_policy
 from agentkit.policies.process_group import on_main_process, spread, world
 from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.preflight import causes, checks, reward_checks, task_checks
@@ -85,6 +87,23 @@ def examine(
     expected = forecast(recipe, seconds, update, device, len(test), dead, run)
     items = (*filter(None, before), *scored.items, *enough, expected)
     return Preflight(items, len(sampled), time.monotonic() - start), lab.score(chosen, sampled)
+
+
+def before_training(lab: Lab, run: Run | None, say: Callable[[str], None]) -> Preflight:
+    """The report outside a notebook: on the tasks and the cold start of a run, where there is one."""
+    if lab.recipe.shard:
+        raise RecipeError("this loads one card, and the model takes several: notebook 03 examines it")
+    suite = lab.load(run) if run else lab.without_long_prompts(lab.suite())
+    lab = lab.planned(suite)
+    with suppress(RecipeError):  # as notebook 03 places it, where this machine has the cards
+        lab = replace(lab, recipe=Work(lab, run).recipe)
+    tasks, recipe = lab.train_tasks(suite), lab.recipe
+    say(f"{looked_at(recipe, len(tasks)) * recipe.group_size} rollouts of the starting policy ...")
+    cold_start = [run.file("sft")] if run and recipe.sft and run.file("sft").exists() else []
+    model, tokenizer = load_agent(recipe.model, cold_start, None, recipe.precision, recipe.chat)
+    policy = make_policy(model, tokenizer, "sft", recipe)
+    options = {"model": model, "progress": sys.stderr.isatty(), "run": run, "test": suite.split("test")}
+    return examine(lab, policy, tasks, **options)[0]
 
 
 def looked_at(recipe: Recipe, n_tasks: int) -> int:
