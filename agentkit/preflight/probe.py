@@ -97,7 +97,7 @@ def saying(trajectory: Trajectory, answer: str | None) -> Trajectory:
         own = rf"(?<!\w){re.escape(trajectory.answer or chr(0))}(?!\w)"
         text, times = re.subn(own, lambda _: said, turns[-1].text)
         turns = (*turns[:-1], replace(turns[-1], text=text if times else said))
-    # a drawing's ``why`` holds what the gold one drew
+    # ``why`` may hold what the gold one gave
     return replace(trajectory, turns=turns, answer=answer, success=0.0, why="")
 
 

@@ -6,9 +6,10 @@ import collections
 import random
 
 import pytest
-from opened import lab_file, opened
+from opened import lab_file, opened, take_two_steps
 
 from agentkit import verify
+from agentkit.runs import Run
 from agentkit.tasks import PlanError, shipped_families, solve
 from agentkit.tasks.families import lookup
 from agentkit.tasks.families.facts import QUESTIONS
@@ -80,3 +81,9 @@ def test_a_false_premise_is_answered_by_saying_so(corpus):
     for answer, value in (("false premise", 1.0), ("The premise is false.", 1.0), ("0", 0.0), ("I could not find this.", 0.0),
                           (next(iter(task.meta["answer_if"])), 0.0), (f"{wide.FALSE} or 3", 0.0)):  # fmt: skip
         assert verify(task, answer).value == value, answer
+
+
+@pytest.mark.slow
+def test_two_steps_of_grpo(tmp_path):
+    lab = opened("wide", families="A,B", n_tasks=40, reward="plan")
+    take_two_steps(lab, lab.suite(), Run.create(tmp_path / "run"))
