@@ -173,7 +173,7 @@ def test_other_faults_are_one_sentence(tmp_path, monkeypatch):
         raise datasets.exceptions.DatasetNotFoundError("gated")
 
     monkeypatch.setattr(datasets, "load_dataset", refused)
-    with pytest.raises(DataError, match="it is gated: accept its terms"):
+    with pytest.raises(DataError, match="gated, accept its terms"):
         load()
     with pytest.raises(DataError, match="neither metadata.jsonl nor metadata.parquet"):
         load(tmp_path)

@@ -294,27 +294,16 @@ def test_a_broken_row_is_named_or_counted(tmp_path, case):
     assert len(loaded.tasks) == 1 and len(loaded.skipped) == 1
 
 
-@pytest.mark.parametrize(
-    ("error", "says"),
-    [
-        (
-            ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub"),
-            "go online .* or pass the path of local files",
-        ),
-        (
-            RuntimeError("Dataset 'x' is a gated dataset on the Hub"),
-            "accept its terms at https://huggingface.co/datasets/",
-        ),
-        (ValueError("Unknown split \"dev\". Should be one of ['train', 'test']."), "check the split"),
-    ],
-)
-def test_offline_gated_and_wrong_splits_say_what_to_do(monkeypatch, error, says):
+def test_a_hub_that_refuses_says_what_to_do(monkeypatch):
     import datasets
 
     def fails(*_, **__):
-        raise error
+        raise RuntimeError("Dataset 'x' is a gated dataset on the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", fails)
+    says = (
+        r"'x' is a gated .*go online .*accept its terms at https://huggingface.co/.*or pass the path of local"
+    )
     with pytest.raises(DataError, match=says):
         hub.load("gsm8k")
 

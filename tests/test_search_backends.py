@@ -99,14 +99,6 @@ def test_a_servers_fault_is_a_sentence_in_time(server, wish, says):
     assert time.monotonic() - start < limit_s + 15
 
 
-def test_a_server_that_is_busy_once_is_asked_again(server):
-    assert RetrievalServer(server.url).search("once status503", 1) == ['"T0" about once status503']
-    assert len(server.seen) == 2
-    with pytest.raises(ValueError, match="status 404"):
-        RetrievalServer(server.url).search("status404", 1)
-    assert len(server.seen) == 3, "what would not help is not tried"
-
-
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1:9", "http://no-such-host.invalid", "nonsense", "http://[", "ftp://127.0.0.1"]
 )

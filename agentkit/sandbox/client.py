@@ -1,23 +1,21 @@
-"""The trainer's end of one zygote: starts it, sends it programs, and collects what they write.
+"""The trainer's end of one zygote: starts it, sends it programs, and reads what they wrote.
 
 Leaves out how many programs run at once: see agentkit.sandbox.
 """
 
-import fcntl
 import json
 import marshal
 import os
-import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import IO
 
 from agentkit.records import SandboxError
 from agentkit.sandbox import zygote
@@ -70,39 +68,32 @@ class Client:
 
     def run(self, request: dict) -> Ending:
         """One program. Raises SandboxError where it could not be run to its end."""
-        most_s = zygote.WALL * request["timeout_s"] + GRACE_S
         try:
             with ExitStack() as cleanup:
-                caller, readers = self._send(request, cleanup)
-                reply, outputs = _collect(caller, readers, time.monotonic() + most_s)
+                program, *written = (cleanup.enter_context(_unnamed_file()) for _ in range(3))
+                program.write(marshal.dumps(request))
+                program.seek(0)
+                reply = self._reply(request["timeout_s"], [program, *written], cleanup)
+                outputs = [os.pread(file.fileno(), zygote.MAX_OUTPUT + 1, 0) for file in written]
         except (OSError, EOFError) as error:
             raise SandboxError(f"the program could not be run to its end: {error}") from None
         status, why = _outcome(reply, any(len(output) > zygote.MAX_OUTPUT for output in outputs))
-        stdout, stderr = (bytes(output[: zygote.MAX_OUTPUT]) for output in outputs)
+        stdout, stderr = (output[: zygote.MAX_OUTPUT] for output in outputs)
         return status, stdout, stderr + (f"{why}\n".encode() if why else b""), reply["seconds"]
 
-    def _send(self, request: dict, cleanup: ExitStack) -> tuple[socket.socket, list[int]]:
-        """Hand the zygote a program: the socket on which it replies, and the pipes for stdout and stderr."""
+    def _reply(self, timeout_s: float, files: Sequence[IO[bytes]], cleanup: ExitStack) -> dict:
+        """Hand the zygote a program and the files that it writes to; what the zygote says of its end."""
         scratch = tempfile.mkdtemp(dir=self.base)
         cleanup.callback(zygote.remove_tree, scratch)
         caller, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         cleanup.callback(_let_go, caller)
-        readers, writers = [], []
-        with theirs, ExitStack() as sent:
-            program = sent.enter_context(tempfile.TemporaryFile(buffering=0))
-            program.write(marshal.dumps(request))
-            program.seek(0)
-            for _ in ("stdout", "stderr"):
-                reader, writer = os.pipe()
-                cleanup.callback(os.close, reader)
-                sent.callback(os.close, writer)
-                with suppress(OSError):  # room for all that is kept: no program waits for this process
-                    fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, zygote.MAX_OUTPUT)
-                readers.append(reader)
-                writers.append(writer)
-            message = struct.pack("d", request["timeout_s"]) + scratch.encode()
-            socket.send_fds(self.control, [message], [theirs.fileno(), program.fileno(), *writers])
-        return caller, readers
+        with theirs:
+            handles = [theirs.fileno(), *(file.fileno() for file in files)]
+            socket.send_fds(self.control, [struct.pack("d", timeout_s) + scratch.encode()], handles)
+        caller.settimeout(zygote.WALL * timeout_s + GRACE_S)
+        if not (message := caller.recv(65_536)):
+            raise EOFError("the sandbox's process has ended")
+        return json.loads(message)
 
     def close(self) -> None:
         """End the process and what it runs."""
@@ -115,41 +106,8 @@ class Client:
         zygote.remove_tree(self.base)
 
 
-def _collect(caller: socket.socket, readers: Sequence[int], deadline: float) -> tuple[dict, list[bytearray]]:
-    """What the zygote says of a program's end, and what the program wrote to its two pipes until then.
-
-    One byte more than is kept ends the program. Raises EOFError when the zygote is gone, TimeoutError at the
-    deadline.
-    """
-    outputs = {reader: bytearray() for reader in readers}
-    poll = select.poll()
-    for handle in (caller.fileno(), *readers):
-        poll.register(handle, select.POLLIN)
-    while (left := deadline - time.monotonic()) > 0:
-        ready = {handle for handle, _ in poll.poll(1000 * left + 1)}
-        for handle in outputs.keys() & ready:
-            piece = os.read(handle, 65_536)
-            outputs[handle] += piece
-            if len(outputs[handle]) > zygote.MAX_OUTPUT:
-                caller.shutdown(socket.SHUT_WR)  # the zygote then kills it
-            if not piece or len(outputs[handle]) > zygote.MAX_OUTPUT:
-                poll.unregister(handle)
-        if caller.fileno() in ready:
-            message = caller.recv(65_536)
-            if not message:
-                raise EOFError("the sandbox's process has ended")
-            for reader, output in outputs.items():
-                _drain(reader, output)
-            return json.loads(message), list(outputs.values())
-    raise TimeoutError("the sandbox's process does not answer")
-
-
-def _drain(reader: int, output: bytearray) -> None:
-    """What is left in the pipe of a dead program."""
-    os.set_blocking(reader, False)
-    with suppress(BlockingIOError):
-        while len(output) <= zygote.MAX_OUTPUT and (piece := os.read(reader, 65_536)):
-            output += piece
+def _unnamed_file() -> IO[bytes]:
+    return tempfile.TemporaryFile(buffering=0)
 
 
 def _let_go(caller: socket.socket) -> None:

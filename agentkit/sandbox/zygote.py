@@ -3,7 +3,7 @@
     trainer --control socket--> zygote --fork--> program (confined), one a call
 
 Run as a script; see agentkit.sandbox. The zygote holds no data: a call's code comes in a file of its own,
-which only its program reads, and what the program writes goes through pipes to the trainer. The zygote
+which only its program reads, and what the program writes goes into two more. The zygote
 watches the clock, threads and files, kills, and says how it ended. When the trainer ends, the control socket
 closes and the zygote ends, and every program with it. Leaves out all of agentkit but its neighbour confine:
 what is imported here is what untrusted code finds in its memory.
@@ -72,7 +72,6 @@ class Installed:
 def serve(control: socket.socket, settings: dict) -> None:
     """Get ready, say so, then run a program for every request, until the trainer is gone."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the trainer may ignore it
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # programs get a limit of their own
     _load_packages(settings)
@@ -119,7 +118,7 @@ solve(Eq(x**2 - 2, 0), x), simplify(sin(x) ** 2 + x / x), integrate(x * exp(x), 
 
 def _open_streams() -> None:
     """Standard streams for the programs to come, over descriptors 0 to 2, whatever these are by then."""
-    os.dup2(2, 1)  # a pipe, as a program has it: neither can be searched
+    os.dup2(2, 1)
     for number, name, mode, errors in (
         (0, "stdin", "r", "surrogateescape"),
         (1, "stdout", "w", "backslashreplace"),

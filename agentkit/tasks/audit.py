@@ -30,7 +30,6 @@ CHECKS = ("data", "gold", "perturbed", "other entity", "empty", "prompt echo", "
 AT_ONCE = 4  # tasks
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
 MOST_ALLOWED = 0.25  # of a gold number: a tolerance beyond it takes wrong answers
-TRIES = 3  # for a verdict: a busy machine may give none the first time, a broken verifier never does
 REFUSAL = "I could not find this."
 Environments = Mapping[str, Callable[[], object]]
 
@@ -120,17 +119,14 @@ def _expert(task: Task, environments: Environments) -> Trajectory | None:
 
 
 def _timed(task: Task, answer: str, expert: Trajectory | None, seconds: list[float]) -> Score:
-    """The score, asked for again where there is none; the seconds of every try are appended."""
-    for _ in range(TRIES):
-        start = time.perf_counter()
-        try:
-            score = verify(task, answer if expert is None else replace(expert, answer=answer))
-        except (TypeError, ValueError) as error:  # an option that the verifier does not have, or no verifier
-            return Score(None, str(error))
+    """The score, and its seconds appended."""
+    start = time.perf_counter()
+    try:
+        return verify(task, answer if expert is None else replace(expert, answer=answer))
+    except (TypeError, ValueError) as error:  # an option that the verifier does not have, or no verifier
+        return Score(None, str(error))
+    finally:
         seconds.append(time.perf_counter() - start)
-        if score.value is not None:
-            break
-    return score
 
 
 # ---- answers whose verdict is known

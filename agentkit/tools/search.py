@@ -8,19 +8,16 @@ for the policy. Leaves out web search services: a lab file's environment asks th
 import html
 import re
 import sqlite3
-import time
 from contextlib import closing
-from functools import partial
 from typing import Any, Protocol
 
 from agentkit.tools.corpus import TOKENIZE, ranked
-from agentkit.tools.web import BusyError, post_json
+from agentkit.tools.web import post_json
 
 MAX_QUERY = 500  # characters
 MAX_PASSAGE = 1_000  # characters of what a server gives
 MAX_PASSAGES = 1_000  # of one task
 MAX_BODY = 2**20  # bytes of a server's reply
-AGAIN_S = 0.2  # before a server that is busy is asked again
 _TAG = re.compile(r"<[^<>]{0,200}>")
 
 
@@ -103,17 +100,9 @@ class RetrievalServer:
         self.timeout_s, self.version = timeout_s, version
 
     def search(self, query: str, top_k: int) -> list[str]:
-        """At most ``top_k`` passages; one more try where it is busy. Raises ValueError where it fails."""
-        body, start = {"queries": [query], "topk": top_k, "return_scores": True}, time.monotonic()
-        ask = partial(post_json, "the search server", self.url, body, most=MAX_BODY)
-        try:
-            reply = ask(timeout_s=self.timeout_s)
-        except BusyError:
-            left_s = self.timeout_s - AGAIN_S - (time.monotonic() - start)
-            if left_s < self.timeout_s / 2:
-                raise
-            time.sleep(AGAIN_S)
-            reply = ask(timeout_s=left_s)
+        """At most ``top_k`` passages. Raises ValueError where it fails."""
+        body = {"queries": [query], "topk": top_k, "return_scores": True}
+        reply = post_json("the search server", self.url, body, timeout_s=self.timeout_s, most=MAX_BODY)
         try:
             documents = [row.get("document", row) for row in reply["result"][0]]
             return [_line(document["contents"]) for document in documents[:top_k]]

@@ -10,15 +10,9 @@ from typing import Any
 from agentkit.runs import parse_json
 from agentkit.tools.runtime import run_blocking
 
-BUSY = (429, 500, 502, 503, 504)  # statuses
-
 
 class ReplyError(ValueError):
     """A server gave no reply that can be used. The message says why, and nothing that the server wrote."""
-
-
-class BusyError(ReplyError):
-    """It may be over at the next try."""
 
 
 def post_json(
@@ -34,7 +28,7 @@ def post_json(
     except TimeoutError:
         why = "did not answer in time"
     except ReplyError as error:
-        raise type(error)(f"{who} {error}") from None
+        raise ReplyError(f"{who} {error}") from None
     except ValueError:  # any other
         why = "gave a reply that is not JSON"
     raise ReplyError(f"{who} {why}")
@@ -50,8 +44,7 @@ async def _posted(url: str, body: dict[str, Any], most: int, options: dict[str, 
             client.stream("POST", url, json=body, headers=headers, **options) as reply,
         ):
             if reply.status_code != 200:
-                kind = BusyError if reply.status_code in BUSY else ReplyError
-                raise kind(f"answered with status {reply.status_code}")
+                raise ReplyError(f"answered with status {reply.status_code}")
             if reply.headers.get("Content-Encoding", "identity").strip().casefold() != "identity":
                 raise ReplyError("gave a reply that is compressed, and was not asked to be")
             content = bytearray()
@@ -61,7 +54,7 @@ async def _posted(url: str, body: dict[str, Any], most: int, options: dict[str, 
                     raise ReplyError(f"gave a reply that is larger than {most} bytes")
             return bytes(content)
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, OSError) as error:
-        raise BusyError(f"cannot be reached ({type(error).__name__})") from None
+        raise ReplyError(f"cannot be reached ({type(error).__name__})") from None
 
 
 @lru_cache(maxsize=1)

@@ -7,7 +7,6 @@ data set mean (rows, gaia), and downloading by any other way than ``datasets.loa
 import itertools
 import json
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -83,13 +82,9 @@ def evenly(tasks: list[Task], limit: int | None) -> list[Task]:
 
 
 def to_tasks(
-    rows: NumberedRows, convert: Callable[[int, Any], Task], place: str, skip_broken: bool | None = None
+    rows: NumberedRows, convert: Callable[[int, Any], Task], place: str, skip_broken: bool = False
 ) -> Loaded:
-    """Numbered rows as tasks with different ids; skip_broken is None where the caller offers no skipping.
-
-    Raises DataError naming the place and row that is broken.
-    """
-    way = "Mend the row" if skip_broken is None else "Mend the row, or skip broken rows"
+    """Numbered rows as tasks with different ids. Raises DataError naming the place and row that is broken."""
     tasks: dict[str, Task] = {}
     contents: dict[str, int] = {}
     skipped = []
@@ -107,7 +102,7 @@ def to_tasks(
         except DataError as error:
             skipped.append(f"{place}, row {number}: {error}")
             if not skip_broken:
-                raise DataError(f"{skipped[-1]}. {way}.") from None
+                raise DataError(f"{skipped[-1]}. Mend the row.") from None
     if not tasks:
         raise DataError(
             f"{place} holds no usable task ({len(skipped)} broken rows): check the path and the split"
@@ -170,28 +165,20 @@ def hub_rows(path: str, config: str | None, split: str) -> Iterator[tuple[int, A
     try:
         rows = load_dataset(path, config, split=split)
     except Exception as error:  # the libraries raise many kinds
-        raise _unreachable(path, error) from None
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+        raise DataError(
+            f"{path} could not be loaded from the hub ({said}): go online (unset HF_HUB_OFFLINE); where it "
+            f"is gated, accept its terms at https://huggingface.co/datasets/{path} and log in with 'hf auth "
+            "login'; or pass the path of local files of the same schema"
+        ) from None
     return enumerate(rows, start=1)
-
-
-def _unreachable(path: str, error: Exception) -> DataError:
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    if re.search(r"gated|401|403|authenticat", text, re.IGNORECASE):
-        page = f"https://huggingface.co/datasets/{path}"
-        way = f"it is gated: accept its terms at {page} and log in with 'hf auth login'"
-    elif re.search(r"split|config", text, re.IGNORECASE) and "Connection" not in text:
-        way = "check the split"
-    else:
-        way = "go online (unset HF_HUB_OFFLINE), or pass the path of local files of the same schema"
-    return DataError(f"{path} could not be loaded from the hub ({text[:160]}): {way}")
 
 
 def local_rows(path: Path, split: str) -> Iterator[tuple[int, Any]]:
     """Numbered rows of a local file, or of the file in a folder that is named after the split."""
     if not os.path.isdir(path):  # unlike Path's, false for a name that no file can have
         return numbered_rows(path)
-    files = [path / f"{split}{suffix}" for suffix in FILES]
-    for file in files:
+    for file in (path / f"{split}{suffix}" for suffix in FILES):
         if file.exists():
             return numbered_rows(file)
     raise DataError(f"{path} holds no {split}.jsonl, .json or .parquet: name a file, or another split")
