@@ -140,9 +140,9 @@ def test_a_search_of_ones_own_and_passages_with_titles():
 @pytest.mark.parametrize(
     ("meta", "says"),
     [
-        ({"plan": [{"tool": "t", "arguments": {}, "expect": 3}]}, "a step of meta['plan'] expects 3"),
-        ({"required_tools": "calculator"}, "meta['required_tools'] must be a list of texts"),
-        ({"forbidden_tools": [1]}, "meta['forbidden_tools'] must be a list of texts"),
+        ({"plan": [{"tool": "t", "arguments": {}, "expect": 3}]}, "meta.plan"),
+        ({"required_tools": "calculator"}, "meta.required_tools is 'calculator'"),
+        ({"forbidden_tools": [1]}, "meta.forbidden_tools"),
     ],
 )
 def test_gold_data_of_another_kind_is_told_when_a_task_is_read(meta, says):
