@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentkit.evaluation import html, tables
-from agentkit.evaluation.sweeps import HOURS, LEVELS, Ablation
+from agentkit.evaluation.sweeps import HOURS, INTERVALS, Ablation
 from agentkit.runs import cost, write_bytes
 from agentkit.runs.sweep import Sweep
 from agentkit.views import plots
@@ -135,7 +135,7 @@ def main() -> int:
         "# Ablations of the small agent\n\nWhat each part of the recipe is for: several arms, each trained "
         "with several seeds, all tested on the same tasks that none was trained on. `make ablations` remakes "
         f"this page; it was written on {machine()}.\n\n"
-        f"{budget(finished)}\n\n{LEVELS} {HOURS}\n\n"
+        f"{budget(finished)}\n\n{INTERVALS} {HOURS}\n\n"
     )
     write_bytes(chosen.docs / "ablations.md", (head + "\n\n".join(sections) + "\n").encode())
     return code

@@ -446,7 +446,6 @@ def gaia_command(
         levels: of difficulty
         limit: measure at most that many tasks
     """
-    from agentkit.evaluation.tables import level_table
     from agentkit.lab import Lab
     from agentkit.training.jobs import gaia
 
@@ -455,7 +454,7 @@ def gaia_command(
         raise DataError(f"--levels {levels[:40]!r}: use 1, 2 and 3, with commas")
     options = {"policies": [name.strip() for name in policies.split(",")], "levels": list(map(int, wanted))}
     comparison = gaia(Lab.of(folder), folder, file or "hub", limit=limit, **options)
-    table = level_table(comparison.policies, comparison.paired).to_string()
+    table = comparison.table().to_string()
     lines = [*comparison.lead(), f"{table}\n", *comparison.sentences()]
     text = "\n".join([*lines, str(folder.file("gaia.json"))])
     return _print(as_json, read_json(folder.file("gaia.json")), text)

@@ -263,7 +263,7 @@ def test_notes_go_into_the_run_as_they_are_written(run):
 
 def test_cells_of_a_sweep_do_not_share_the_notes_that_a_browser_keeps(tmp_path):
     places = ("kl/default/seed-1", "kl/beta-0/seed-1", "lr/default/seed-1")
-    keys = [widget(run=Run(tmp_path / place)).payload["key"] for place in places]
+    keys = [widget(run=Run.create(tmp_path / place)).payload["key"] for place in places]
     assert len(set(keys)) == 3 and keys[0] == widget(run=Run(tmp_path / places[0])).payload["key"]
 
 

@@ -8,16 +8,7 @@ Leaves out: the formulas (statistics), sampling and scoring (rollouts, verifiers
 (behaviour, failures), figures (plots) and showing trajectories (widgets).
 """
 
-from agentkit.evaluation.comparison import (
-    Comparison,
-    case_of,
-    case_scores,
-    case_table,
-    compare,
-    compare_by,
-    measure_table,
-    score_table,
-)
+from agentkit.evaluation.comparison import Comparison, compare, compare_by
 from agentkit.evaluation.summary import SOLVED, Samples, flatten, solved_tasks, summarize, task_success
 from agentkit.evaluation.tables import family_table
 
@@ -25,15 +16,10 @@ __all__ = [
     "SOLVED",
     "Comparison",
     "Samples",
-    "case_of",
-    "case_scores",
-    "case_table",
     "compare",
     "compare_by",
     "family_table",
     "flatten",
-    "measure_table",
-    "score_table",
     "solved_tasks",
     "summarize",
     "task_success",

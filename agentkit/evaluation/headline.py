@@ -35,27 +35,27 @@ def headline(
     if not others:
         return None
     best = max(reversed(others), key=lambda name: policies[name]["success"])
-    pair = next((pair for pair in paired if (pair["a"], pair["b"]) == (best, policy)), None)
-    if pair is None:  # of a file that was edited
-        return None
-    found = {"policy": policy, "best_other": best, "diff": pair["diff"], "ci95": pair["ci95"], "p": _p(pair)}
-    tests = sum(_p(other) is not None for other in paired)
+    pair = next(pair for pair in paired if (pair["a"], pair["b"]) == (best, policy))
+    found = {
+        "policy": policy,
+        "best_other": best,
+        "diff": pair["diff"],
+        "ci95": pair["ci95"],
+        "p": pair["p_holm"],
+    }
+    tests = sum(other["p"] is not None for other in paired)
     return found | {"sentence": _sentence(policies, pair, others, tests)}
-
-
-def _p(pair: Mapping[str, Any]) -> float | None:
-    """The p that decides: Holm's, as the interval is at its level; none for two training seeds."""
-    return pair.get("p_holm", pair["p"])
 
 
 def _sentence(
     policies: Mapping[str, Mapping[str, Any]], pair: Mapping[str, Any], others: Sequence[str], tests: int
 ) -> str:
     policy, best = pair["b"], pair["a"]
-    own, (low, high) = policies[policy], pair["ci95"]
-    name = _called(policy)
+    own, name = policies[policy], _called(policy)
     name = name[0].upper() + name[1:] if policy in NAMES else name
     solves = f"solves {tables.percent(own['success'])} of {own['n']} held-out tasks"
+    if own.get("partial"):  # a mean of shares, such as of tests passed, is no share of tasks
+        solves = f"scores {tables.percent(own['success'])} on {own['n']} held-out tasks"
     if said := untrained(own.get("trained_step")):
         return f"{said} It {solves}, and no gain is claimed."
     against = _called(best)
@@ -63,13 +63,14 @@ def _sentence(
         *first, last = map(_called, others)
         against += f", the best of {', '.join(first)} and {last}"
     how = _how(pair, own["n"], tests)
-    if low <= 0 <= high or _p(pair) is None:
+    low, high = pair["ci95"]
+    if pair["verdict"] not in ("better", "worse"):
         against += "," * (len(others) > 1)
         rate, points = tables.percent(policies[best]["success"]), tables.briefly(pair)
         return f"{name} {solves}, and {against} {rate}: a difference is not shown ({points}, {how})."
-    near, far = sorted((100 * abs(low), 100 * abs(high)))
+    near, far = (100 * bound for bound in ((low, high) if pair["diff"] > 0 else (-high, -low)))
     points = f"{100 * abs(pair['diff']):.1f} points [{near:.1f}, {far:.1f}]"
-    more = "more" if low > 0 else "fewer"
+    more = "more" if pair["diff"] > 0 else "fewer"
     return f"{name} {solves}, {points} {more} than {against} ({how}).{_by_template(pair)}"
 
 
@@ -79,12 +80,11 @@ def _called(policy: str) -> str:
 
 def _how(pair: Mapping[str, Any], n: int, tests: int) -> str:
     """How it was tested, in brackets."""
-    p, by = _p(pair), "task and training seed" if pair["test"] == "seeds_and_tasks_t" else "task"
+    by = "task and training seed" if pair["test"] == "seeds_and_tasks_t" else "task"
     said = ["two training seeds are too few for a test"]
-    if p is not None:
-        said = ["p < 0.0001" if p < 1e-4 else f"p = {p:.2g}"]
-        if tests > 1 and "p_holm" in pair:
-            said.append(f"p and interval corrected for {tests} comparisons")
+    if pair["p_holm"] is not None:
+        corrected = f", corrected for {tests} comparisons" * (tests > 1)
+        said = [f"{tables.said_p(pair['p_holm'])}{corrected}"]
     if pair["n"] != n:
         said.append(f"on the {pair['n']} tasks scored for both")
     return ", ".join([*said, f"clustered by {by}"])

@@ -3,10 +3,8 @@
 Leaves out comparing it with another (comparison) and the formulas (statistics).
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -16,7 +14,7 @@ from agentkit.evaluation import statistics
 from agentkit.records import DataError, Task, Trajectory
 from agentkit.trajectories import by_task, failure_of, results_of
 
-SOLVED = 0.5  # a task is solved when its success rate is above this: more than half of its samples are right
+SOLVED = 0.5  # a task is solved when more than this share of its samples is right
 DIFFICULTIES = ("easy", "medium", "hard")
 RATIOS = {  # a total over tasks divided by another
     "turns": ("turns", "samples"),
@@ -44,8 +42,9 @@ def summarize(trajectories: Samples, tasks: Iterable[Task] | None = None) -> dic
             difficulty.
 
     Returns:
-        The policy's entry of comparison.json. A figure with nothing to measure (no tool call, no success, no
-        tokens) is None.
+        The policy's entry of comparison.json. Success is the mean of the verdicts; ``partial`` is there where
+        some lie between 0 and 1, such as the share of a program's tests. A figure with nothing to measure (no
+        tool call, no success, no tokens) is None.
 
     Raises:
         DataError: there is nothing to measure, a success is outside [0, 1], a task is not in ``tasks``, or
@@ -54,46 +53,22 @@ def summarize(trajectories: Samples, tasks: Iterable[Task] | None = None) -> dic
     values, flat = values_of(trajectories), flatten(trajectories)
     if not any(any(seeds) for seeds in values.values()):
         raise DataError(f"none of the {len(flat)} trajectories is scored. Verify them first.")
-    counts = _counts(flat)
-    labels = labels_of(values, tasks)
-    clusters = clusters_of(values, tasks)
-    entry = {
-        **measure(values),
-        "samples": int(each) if (each := len(flat) / len(values)).is_integer() else round(each, 2),
+    counts, labels = _counts(flat), labels_of(values, tasks)
+    each = len(flat) / len(values)
+    entry = measure(values) | {
+        "samples": int(each) if each.is_integer() else round(each, 2),
         "unscored": sum(t.success is None for t in flat),
-        **{
-            kind: _blocks(counts, split_by(values, labels[kind], order)) for kind, order in BREAKDOWNS.items()
-        },
     }
-    if entry["unscored"]:
-        entry["worst_case"] = _worst_case(trajectories)
-    if clusters and not isinstance(trajectories, Mapping):
-        scored = {task: clusters[task] for task, seeds in values.items() if all(seeds)}
-        samples = sum(t.success is not None for t in flat)
-        entry["by_template"] = _by_template(rates(values, scored)[0], list(scored.values()), samples)
-    ratios = {name: _ratio(name, counts.values()) for name in RATIOS}
-    entry |= {name: value for name, (value, _) in ratios.items()}
-    entry["intervals"] = {name: interval for name, (_, interval) in ratios.items()}
+    for kind, order in BREAKDOWNS.items():
+        groups = split_by(values, labels[kind], order)
+        entry[kind] = {name: measure(own) | _ratios(counts, own) for name, own in groups.items()}
+    entry |= _ratios(counts, values) | _draws(values)
+    if is_partial(values):
+        entry["partial"] = True
     if isinstance(trajectories, Mapping):
-        seeds = {str(seed): measure(values_of(samples)) for seed, samples in trajectories.items()}
-        entry["seeds"] = {seed: block["success"] for seed, block in seeds.items()}
-    return entry | _draws(values)
-
-
-def _worst_case(trajectories: Samples) -> list[float]:
-    """Success over all tasks if every unscored trajectory were wrong, and if every one were right."""
-    filled = lambda ts, value: [t if t.success is not None else replace(t, success=value) for t in ts]  # noqa: E731
-    as_if = ({s: filled(ts, v) for s, ts in by_seed(trajectories).items()} for v in (0.0, 1.0))
-    return [measure(values_of(samples))["success"] for samples in as_if]
-
-
-def _by_template(success: np.ndarray, clusters: Sequence[int], samples: int) -> dict[str, Any]:
-    """The interval of success with templates as the evidence, and how many there are."""
-    index = np.unique(clusters, return_inverse=True)[1]
-    interval = statistics.share_interval(
-        np.bincount(index, success), np.bincount(index).astype(float), samples
-    )
-    return {"ci95": interval, "n": int(index.max()) + 1}
+        seeds = {str(seed): values_of(samples) for seed, samples in trajectories.items()}
+        entry["seeds"] = {seed: measure(own)["success"] for seed, own in seeds.items()}
+    return entry
 
 
 def task_success(trajectories: Samples) -> dict[str, float]:
@@ -148,17 +123,24 @@ def rates(values: Values, tasks: Iterable[str]) -> np.ndarray:
     return np.array([[fmean(samples) for samples in values[task]] for task in tasks], dtype=np.float64).T
 
 
+def is_partial(values: Values) -> bool:
+    """Whether some verdict is neither right nor wrong."""
+    return any(x not in (0.0, 1.0) for seeds in values.values() for own in seeds for x in own)
+
+
 def measure(values: Values) -> dict[str, Any]:
     """Success, its 95 % interval and the number of tasks with a scored sample (of every seed)."""
     scored = {task: seeds for task, seeds in values.items() if all(seeds)}
     if not scored:
         return {"success": None, "ci95": None, "n": 0}
-    by_seed = rates(scored, scored)
-    if len(by_seed) > 1:
-        interval = statistics.seeds_interval(by_seed, low=0.0, high=1.0)
+    table = rates(scored, scored)
+    if len(table) > 1:
+        interval = statistics.over_seeds(table).interval(0.0, 1.0)
+    elif is_partial(scored):
+        interval = statistics.over_tasks(table[0]).interval(0.0, 1.0)
     else:
-        interval = statistics.success_interval(by_seed[0], sum(len(seeds[0]) for seeds in scored.values()))
-    return {"success": float(by_seed.mean()), "ci95": interval, "n": len(scored)}
+        interval = statistics.success_interval(table[0], sum(len(seeds[0]) for seeds in scored.values()))
+    return {"success": float(table.mean()), "ci95": interval, "n": len(scored)}
 
 
 def _counts(trajectories: Iterable[Trajectory]) -> dict[str, Counter]:
@@ -184,60 +166,38 @@ def _counts(trajectories: Iterable[Trajectory]) -> dict[str, Counter]:
     return counts
 
 
+def _ratios(counts: Mapping[str, Counter], tasks: Iterable[str]) -> dict[str, float | None]:
+    """RATIOS over these tasks; None where there is nothing to divide by."""
+    total = sum((counts[task] for task in tasks), Counter())
+    return {name: total[a] / total[b] if total[b] else None for name, (a, b) in RATIOS.items()}
+
+
+def _draws(values: Values) -> dict[str, Any]:
+    """pass@k and pass^k, the best and the worst of k samples, for k = 1, 2, 4 ... up to the samples that
+    half of the scored tasks have.
+
+    A task with fewer than k scored samples is left out of that k; its n says so.
+    """
+    sizes = {task: min(map(len, seeds)) for task, seeds in values.items() if any(seeds)}
+    most = sorted(sizes.values())[(len(sizes) - 1) // 2]
+    draws: dict[str, dict] = {"pass_at_k": {}, "pass_hat_k": {}}
+    for k in [*(2**i for i in range(11) if 2**i < most), *[most] * (most > 0)]:
+        for name, sign in (("pass_at_k", 1), ("pass_hat_k", -1)):
+            best = {
+                task: [[sign * statistics.best_of([sign * x for x in own], k)] for own in values[task]]
+                for task, size in sizes.items()
+                if size >= k
+            }
+            draws[name][str(k)] = measure(best)
+    return draws
+
+
 def clusters_of(values: Iterable[str], tasks: Iterable[Task] | None) -> dict[str, int]:
     """The template of each measured task as a number; empty where no task names one or none has two tasks."""
     by_id = {task.id: task for task in tasks or ()}
     names = {i: (by_id[i].family, str(by_id[i].meta.get("template") or i)) for i in values if i in by_id}
     numbers = {name: n for n, name in enumerate(dict.fromkeys(names.values()))}
     return {i: numbers[name] for i, name in names.items()} if len(numbers) < len(names) else {}
-
-
-def _ratio(name: str, counts: Iterable[Counter]) -> tuple[float | None, list[float] | None]:
-    """One of RATIOS with its interval, clustered by task; None where there is nothing to divide by."""
-    rows = np.array([[count[key] for key in RATIOS[name]] for count in counts], dtype=np.float64)
-    return ratio_of(rows.T, share=name.endswith("_rate"))
-
-
-def ratio_of(counts: np.ndarray, share: bool) -> tuple[float | None, list[float] | None]:
-    """The ratio of two totals over tasks, of shape (2, N), and its 95 % interval over those with an occasion.
-
-    One task, or equal ones, give no interval of what is no ``share``.
-    """
-    above, below = (row.copy() for row in counts[:, counts.any(axis=0)])
-    if not below.sum():
-        return None, None
-    ratio, influence = statistics.ratio_influence(above, below)
-    if share:
-        return ratio, statistics.share_interval(above, below)
-    varies = below.size > 1 and np.ptp(influence) > 1e-12
-    return ratio, statistics.mean_interval(ratio + influence, low=0.0, high=math.inf) if varies else None
-
-
-def _blocks(counts: Mapping[str, Counter], groups: Mapping[str, Values]) -> dict[str, dict]:
-    """Success and ratios of each group of tasks."""
-    return {
-        name: measure(group) | {ratio: _ratio(ratio, [counts[task] for task in group])[0] for ratio in RATIOS}
-        for name, group in groups.items()
-    }
-
-
-def _draws(values: Values) -> dict[str, Any]:
-    """pass@k and pass^k for k = 1, 2, 4 ... up to the samples that half of the scored tasks have.
-
-    A task with fewer than k scored samples is left out of that k; its n says so.
-    """
-    sizes = {task: min(map(len, seeds)) for task, seeds in values.items() if any(seeds)}
-    most = sorted(sizes.values())[(len(sizes) - 1) // 2]
-    ks = [k for k in (2**i for i in range(11)) if k < most] + [most] * (most > 0)
-    chances = {"pass_at_k": statistics.pass_at_k, "pass_hat_k": statistics.pass_hat_k}
-    draws: dict[str, dict] = {name: {} for name in chances}
-    for k in ks:
-        enough = [task for task, size in sizes.items() if size >= k]
-        for name, chance in chances.items():
-            # each chance once a sample: intervals take them as evidence
-            drawn = {i: [[chance(len(x), x.count(1.0), k)] * len(x) for x in values[i]] for i in enough}
-            draws[name][str(k)] = measure(drawn)
-    return draws
 
 
 def named(name: str, function: Callable, *arguments: Any) -> Any:

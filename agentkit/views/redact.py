@@ -7,6 +7,8 @@ process whose name looks secret. Leaves out every other secret: no guess is made
 import os
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
 from typing import Any
 from urllib.parse import quote
 
@@ -62,8 +64,8 @@ def environment_secrets() -> tuple[str, ...]:
     return tuple(sorted(values | {quote(value, safe="") for value in values}, key=lambda v: (-len(v), v)))
 
 
-def redact_text(text: str, secrets: Iterable[str] = ()) -> str:
-    """Text of any length with every secret, and those of ``secrets``, masked; the time is linear in it."""
+def redact_text(text: str, secrets: Iterable[str]) -> str:
+    """Text of any length with every secret masked; the time is linear in it."""
     for secret in secrets:
         text = text.replace(secret, MASK)
     return _ASSIGNED.sub(_masked, text)
@@ -75,21 +77,22 @@ def _masked(match: re.Match) -> str:
     return match[0][: match.start("value") - match.start()] + MASK
 
 
-def redact(value: Any, secrets: Iterable[str] = ()) -> Any:
-    """The same JSON-like value, masked in its texts and, whole, where a name looks secret."""
-    secrets = tuple(secrets)
+def redact(value: Any, secrets: tuple[str, ...] | None = None) -> Any:
+    """The same JSON-like value or record, masked in its texts and, whole, where a name looks secret."""
+    secrets = environment_secrets() if secrets is None else secrets
     if isinstance(value, str):
-        return redact_text(value, secrets)
+        return value if isinstance(value, Enum) else redact_text(value, secrets)
     if isinstance(value, Mapping):
         return {redact_text(str(name), secrets): _entry(str(name), v, secrets) for name, v in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(redact(item, secrets) for item in value)
+    if is_dataclass(value):
+        return replace(value, **{f.name: redact(getattr(value, f.name), secrets) for f in fields(value)})
     return value
 
 
 def _entry(name: str, value: Any, secrets: tuple[str, ...]) -> Any:
-    if value in (None, "", 0) or isinstance(value, bool | float):
-        return value
-    if is_secret_name(name) and not isinstance(value, Mapping):
-        return MASK
-    return redact(value, secrets)
+    is_masked = (
+        isinstance(value, str | int) and value and not isinstance(value, bool) and is_secret_name(name)
+    )
+    return MASK if is_masked else redact(value, secrets)

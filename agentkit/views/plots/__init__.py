@@ -4,21 +4,14 @@ Every function returns a figure and shows nothing. Leaves out computing what is 
 diagnostics), and reading files (runs).
 """
 
-from agentkit.views.plots.policies import (
-    behaviour_dots,
-    draw_curves,
-    failure_bars,
-    paired_scatter,
-    rescoring,
-    success_bars,
-)
+from agentkit.views.plots.policies import behaviour_dots, failure_bars, paired_scatter, success_bars
 from agentkit.views.plots.style import COLOURS, INK, SAME, embedded
 from agentkit.views.plots.suite import difficulty_counts
 from agentkit.views.plots.sweeps import arm_success, learning_curves, success_by_compute, transfer
-from agentkit.views.plots.training import PANELS, curve, solving, training_curves
+from agentkit.views.plots.training import PANELS, training_curves
 
 __all__ = [
-    "COLOURS", "INK", "PANELS", "SAME", "arm_success", "behaviour_dots", "curve", "difficulty_counts",
-    "draw_curves", "embedded", "failure_bars", "learning_curves", "paired_scatter", "rescoring",
-    "solving", "success_bars", "success_by_compute", "training_curves", "transfer",
+    "COLOURS", "INK", "PANELS", "SAME", "arm_success", "behaviour_dots", "difficulty_counts", "embedded",
+    "failure_bars", "learning_curves", "paired_scatter", "success_bars", "success_by_compute",
+    "training_curves", "transfer",
 ]  # fmt: skip

@@ -3,7 +3,6 @@
 Leaves out the page around a figure (evaluation/style.css).
 """
 
-import sys
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,6 @@ import plotly.graph_objects as go
 import plotly.io
 
 from agentkit.evaluation.html import Markup, safe
-
-sys.modules.setdefault("rfc3987_syntax", None)  # a figure loads nbformat, which would make a grammar for 2 s
 
 # Ink has a contrast of at least 4:1 and colours of 3:1, on white and on JupyterLab's dark page.
 INK, GRID = "#757c88", "rgba(128,128,128,0.22)"
@@ -57,33 +54,6 @@ LONG_LABELS = {
     "margin_t": 80,
     "margin_b": 90,
 }
-# on a telephone the panels of a figure lie one under the other
-_SCRIPT = """
-const figure = document.getElementById("{plot_id}");
-const axes = Object.keys(figure.layout).filter((name) => /^xaxis\\d*$/.test(name)), n = axes.length;
-if (innerWidth < 640 && n > 1) {
-  const y = (x) => x.replace("x", "y"), rows = new Set(axes.map((x) => figure.layout[y(x)].domain[0])).size;
-  const height = (figure.layout.height - 150) * n / rows + 150;
-  const change = { height, autosize: true, "margin.b": 120 };
-  change.legend = { orientation: "h", x: 0, xanchor: "left", y: 0.005, yref: "container", yanchor: "bottom" };
-  axes.forEach((x, i) => {
-    const top = 1 - (i + 0.05) / n;
-    Object.assign(change, { [`${x}.domain`]: [0, 1], [`${y(x)}.domain`]: [top - 0.65 / n, top] });
-    Object.assign(change, { [`annotations[${i}].x`]: 0.5, [`annotations[${i}].y`]: top });
-  });
-  Object.assign(figure.parentElement.style, { height: `${height}px`, minWidth: 0 });
-  Plotly.relayout(figure, change);
-}
-// plotly drops relative links where the page is a file
-const links = figure.data.flatMap((trace) => (trace.mode === "text" && trace.customdata) || []);
-const linked = () => figure.querySelectorAll(".textpoint a").forEach((anchor, i) => {
-  if (/^[\\w.+\\/-]+$/.test(links[i])) anchor.setAttribute("href", links[i]);
-});
-if (location.protocol === "file:" && links.length) {
-  linked();
-  figure.on("plotly_afterplot", linked);
-}
-"""
 
 
 def escaped(text: Any) -> str:
@@ -95,8 +65,7 @@ def dressed(figure: go.Figure, question: str, note: str = "", **layout: Any) -> 
     """The figure in the shared look, titled with its question; a note below it says how to read it."""
     title = {"text": escaped(question)} | ({"subtitle": {"text": escaped(note)}} if note else {})
     figure.update_annotations(font={"size": 14})  # titles of panels
-    figure.update_layout(template=TEMPLATE, title=title, **layout)
-    return figure
+    return figure.update_layout(template=TEMPLATE, title=title, **layout)
 
 
 def empty(message: str, question: str = "") -> go.Figure:
@@ -111,9 +80,8 @@ def embedded(figure: Any, *, with_library: bool) -> Markup:
     """A figure, or its JSON, for a page; the first on it brings plotly's library along."""
     config = {"displaylogo": False, "responsive": True}
     drawn = plotly.io.to_html(
-        figure, config, full_html=False, include_plotlyjs=with_library, validate=False, include_mathjax=False,
-        post_script=_SCRIPT,
-    )  # fmt: skip
+        figure, config, full_html=False, include_plotlyjs=with_library, validate=False, include_mathjax=False
+    )
     return Markup(f'<div class="plot">{drawn}</div>')
 
 
@@ -121,8 +89,3 @@ def whiskers(value: Any, low: Any, high: Any, **look: Any) -> dict[str, Any]:
     """Plotly's error bars from the ends of intervals, each an array."""
     value, low, high = (np.asarray(ends, dtype=float) for ends in (value, low, high))
     return {"array": high - value, "arrayminus": value - low, "thickness": 1.2, "width": 4} | look
-
-
-def counted(n: int) -> str:
-    """1 task, 2 tasks."""
-    return f"{n} task" if n == 1 else f"{n} tasks"

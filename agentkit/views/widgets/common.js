@@ -52,8 +52,8 @@ const STYLE = `
 .ak .state :is(th, td) {text-align:left; padding:2px 8px; border-bottom:1px solid var(--line); max-width:24em}
 .ak .state tr {cursor:auto}
 .ak figure {margin:0; font-size:13px}
-.ak figure img {display:block; image-rendering:pixelated; border:1px solid var(--line)}
-.ak figure img.drawn {image-rendering:auto; width:min(100%,420px); height:auto; border-radius:6px}
+.ak figure img {display:block}
+.ak figure img.drawn {width:min(100%,420px); height:auto; border-radius:6px}
 .ak summary {cursor:pointer; overflow-wrap:anywhere}
 .ak summary code {font:13px/1.5 ui-monospace,Menlo,Consolas,monospace; unicode-bidi:isolate; color:inherit; background:none}
 .ak pre {margin:3px 0 6px; padding:6px 8px; max-height:15em; overflow:auto; background:var(--panel); border-radius:6px;
@@ -145,8 +145,8 @@ function fold(open, summary, text) {
   return details;
 }
 
-/** The state after a turn: text, a table, or pictures that the kit has drawn. */
-function drawState({ text, columns, rows, pictures, image }) {
+/** The state after a turn: text, a table, or images. */
+function drawState({ text, columns, rows, images }) {
   const box = label(node("div", "state"), "state after this turn");
   if (text) box.append(node("pre", "text", text));
   if (rows) {
@@ -154,18 +154,11 @@ function drawState({ text, columns, rows, pictures, image }) {
     const body = node("tbody", "", "", ...rows.map(line("td")));
     box.append(node("table", "", "", node("thead", "", "", line("th")(columns)), body));
   }
-  for (const [title, png, wide, high] of pictures ?? []) {
-    const image = node("img");
-    image.src = `data:image/png;base64,${png}`;
-    image.alt = visible(`${title}: ${wide} by ${high} cells`);
-    image.style.width = `${Math.min(14 * wide, 170)}px`;
-    box.append(node("figure", "", "", image, node("figcaption", "soft", title)));
-  }
-  if (image) {
-    const [title, kind, data] = image;
-    const shown = node("img", "drawn");
+  for (const [title, kind, data, width] of images ?? []) {
+    const shown = node("img", width ? "" : "drawn");
     shown.src = `data:image/${kind};base64,${data}`;
     shown.alt = visible(title);
+    if (width) shown.style.width = `${width}px`;
     box.append(node("figure", "", "", shown, node("figcaption", "soft text", title)));
   }
   return box;

@@ -1,29 +1,24 @@
-"""The live dashboard: curves, alarms, best and worst trajectory, time and money, while training runs; buttons
-to steer it.
+"""The live dashboard: curves, alarms, best and worst trajectory and time while training runs; two buttons.
 
-It reads the run's folder, so it shows a training in this process or in a child of it. In a notebook the
-figure and the panel are redrawn in place; without one the same page is written to train/dashboard.html every
-few minutes. The buttons work while a cell trains: JupyterLab sends what a widget says to a thread of its own,
-a subshell. Leaves out what the alarms mean (diagnostics) and obeying the buttons (training).
+It reads the run's folder, so it shows a training in this process or in a child of it. In JupyterLab it is one
+widget that is brought up to date in place; elsewhere the result is shown at the end. The same page lies in
+train/dashboard.html, written every few minutes. Leaves out what the alarms mean (diagnostics) and obeying the
+buttons (training).
 """
 
-from __future__ import annotations
-
 import contextlib
-import json
 import os
 import time
-import uuid
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import anywidget
+import ipywidgets
 import pandas as pd
 import plotly.graph_objects as go
-import traitlets
-from IPython.display import Markdown, display, update_display
+from IPython.display import HTML, Markdown, display
 
 from agentkit.diagnostics import Alarm, read_alarms, trajectory_id
 from agentkit.evaluation import html
@@ -32,13 +27,10 @@ from agentkit.records import Task, Trajectory
 from agentkit.runs import Run, RunError, append_to, cost, write_bytes
 from agentkit.runs.files import step_of, steps
 from agentkit.views import plots
-from agentkit.views.widgets.base import clip, source
+from agentkit.views.widgets.base import clip
 
-CONTROL = ("train", ".control")
-WORDS = {  # that can be asked for, and what is said then
-    "checkpoint": "asked for a checkpoint: it is written after this step",
-    "stop": "asked to stop: training ends after this step, with a checkpoint",
-}
+CONTROL = ("train", ".control")  # in a run: the words that a training looks for after every step
+WORDS = {"checkpoint": "Save a checkpoint", "stop": "Stop after this step"}
 SHARE = 0.015  # of a training's time that redrawing may take
 LISTED = 8  # alarms in the panel, the latest first
 TEXT = 600  # characters of one turn
@@ -46,34 +38,19 @@ EVIDENCE = 6  # trajectories named beside an alarm
 SEVERITY = {"critical": "bad", "warning": "look"}  # class in the style sheet
 
 
-def planned(metrics: pd.DataFrame, steps: Any) -> Any:
-    """Steps of a training as its metrics tell, which count epochs as steps, else what the recipe says."""
-    counted = metrics["planned_steps"].dropna() if "planned_steps" in metrics else ()
-    return int(counted.iloc[-1]) if len(counted) else steps
-
-
 # ---- what is drawn
-def progress(
-    metrics: pd.DataFrame, recipe: Recipe, price: tuple[str, str, float] | None = None, ended: bool = False
-) -> str:
-    """One sentence: how far, how long, how much money, and the best validation.
-
-    ``price`` is currency, provider and money for an hour of all devices.
-    """
+def progress(metrics: pd.DataFrame, recipe: Recipe, ended: bool = False) -> str:
+    """One sentence: how far, how long, and the best validation."""
     done = int(metrics["step"].max()) if len(metrics) else 0
-    steps = planned(metrics, recipe.steps)
-    parts = [f"Step {done} of {steps}"]
-    seconds = metrics["seconds"].dropna() if "seconds" in metrics else pd.Series(dtype=float)
-    if len(seconds):
-        spent = seconds.sum()
-        left = 0.0 if ended else float(seconds.tail(20).mean()) * max(0, steps - done)
-        rest = f", about {cost.duration(left)} left" if left else ""
-        parts.append(f"{cost.duration(spent)} spent{rest}")
-        if price:
-            currency, provider, hourly = price
-            rate = hourly / 3600  # money a second
-            whole = f" of about {currency}{(spent + left) * rate:.2f}" if left else ""
-            parts.append(f"{currency}{spent * rate:.2f}{whole} at {provider}")
+    planned = metrics["planned_steps"].dropna() if "planned_steps" in metrics else ()  # epochs as steps
+    total = int(planned.iloc[-1]) if len(planned) else recipe.steps
+    parts = [f"Step {done} of {total}"]
+    if done and "seconds" in metrics:
+        seconds = metrics["seconds"].dropna()
+        left = float(seconds.tail(20).mean()) * max(0, total - done) * (not ended)
+        parts.append(
+            f"{cost.duration(seconds.sum())} spent" + (f", about {cost.duration(left)} left" if left else "")
+        )
     if "val_success" in metrics and metrics["val_success"].notna().any():
         best = metrics.loc[metrics["val_success"][::-1].idxmax()]  # of equals the last, as training keeps it
         parts.append(f"best validation {best['val_success']:.1%} at step {int(best['step'])}")
@@ -123,41 +100,53 @@ def told(title: str, t: Trajectory, task: Task | None) -> html.Markup:
 
 # ---- the dashboard
 class Dashboard:
-    """Shows a training while it runs. Call it with each metrics row.
+    """Shows a training while it runs: display it, and call it with each metrics row.
 
-    ``with dashboard:`` around a training switches its buttons on, and says at the end, however it comes, what
-    is kept.
+    ``with dashboard:`` around a training says at the end, however it comes, what is kept.
 
     Args:
         run: its folder is read.
         recipe: of the run.
         every_s: seconds between redrawings in a notebook; more where these would take over SHARE of the time.
         snapshot_s: seconds between snapshots in train/dashboard.html.
-        devices: GPUs whose time is spent; 0: one for each of the recipe's processes.
     """
 
-    def __init__(
-        self, run: Run, recipe: Recipe, every_s: float = 15.0, snapshot_s: float = 180.0, devices: int = 0
-    ):
+    def __init__(self, run: Run, recipe: Recipe, every_s: float = 15.0, snapshot_s: float = 180.0):
         self.run, self.recipe = run, recipe
         self._every_s, self._snapshot_s = every_s, snapshot_s
         self._drawn, self._saved = float("-inf"), time.monotonic()
         self._took = 0.0  # seconds of the last redrawing
-        self._shown: set[str] = set()
-        self._ids = [f"agentkit-{part}-{uuid.uuid4().hex}" for part in ("panel", "curves", "extremes")]
-        self._price = _price(run, devices or recipe.processes)
-        self._controls: Controls | None = None
         self._ended, self._failed = "", False
+        self._live: ipywidgets.VBox | None = None
+
+    def _ipython_display_(self) -> None:
+        if "JPY_SESSION_NAME" not in os.environ:  # set for kernels that a Jupyter server started
+            file = self.run.file(*CONTROL)
+            display(Markdown(f"To stop it: `echo stop > {file}`; `echo checkpoint` saves one."))
+            return
+        said = ipywidgets.Label()
+        buttons = [ipywidgets.Button(description=label, layout={"width": "auto"}) for label in WORDS.values()]
+        for word, button in zip(WORDS, buttons, strict=True):
+            button.on_click(partial(self._ask, word, said))
+            # ipykernel 7.4 brings a click to the thread that made the button, and that one is training: leave
+            # it to the subshell that the page addressed
+            button.comm._reply_subshell_for = lambda data, addressed: addressed
+        parts = [ipywidgets.HTML(), go.FigureWidget(), ipywidgets.HTML()]
+        self._live = ipywidgets.VBox([ipywidgets.HBox([*buttons, said]), *parts])
+        display(self._live)
+
+    def _ask(self, word: str, said: ipywidgets.Label, _: Any) -> None:
+        with os.fdopen(append_to(self.run.file(*CONTROL)), "a") as file:
+            file.write(f"{word}\n")
+        said.value = f"asked to {WORDS[word].lower()}"
 
     def __call__(self, row: dict[str, Any]) -> None:
         """A row was written: redraw when it is time to."""
         now = time.monotonic()
-        if row.get("step") and now - self._drawn >= max(self._every_s, self._took / SHARE):
+        if self._live and row.get("step") and now - self._drawn >= max(self._every_s, self._took / SHARE):
             self._try(self.draw)
         if now - self._saved >= self._snapshot_s:
             self._try(self.save)
-        if self._controls:
-            self._try(self._controls.written)
 
     def _try(self, part: Callable[[], Any]) -> None:
         """Do a part of it; its faults, such as a full disk, are warned of once and end no training."""
@@ -170,91 +159,63 @@ class Dashboard:
                 )
             self._failed = True
 
-    def __enter__(self) -> Dashboard:
-        self._ended, self._drawn = "", float("-inf")  # perhaps again, in a cell whose output was cleared
-        self._shown.clear()
-        self._listens(True)
+    def __enter__(self) -> Self:
+        self._ended = ""
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._ended = ending(self.run, self.recipe, error)
-        self._listens(False)
-        self._try(self.draw)
+        if self._live:
+            self._live.close()
+            self._live = None
+        self._try(self.show)
         self._try(self.save)
 
-    def _listens(self, is_on: bool) -> None:
-        if self._controls:
-            self._controls.is_on, self._controls.said = is_on, ""
-
     def draw(self) -> None:
-        """Draw into the cell's output, in place after the first time."""
-        start = time.monotonic()
+        """Bring the widget up to date."""
+        start, (_, panel, curves, extremes) = time.monotonic(), self._live.children
         try:
-            self._draw(self._metrics())
+            metrics = self._metrics()
+            figure = plots.training_curves(metrics)
+            with curves.batch_update():
+                curves.data = ()
+                curves.add_traces(figure.data)
+                curves.layout = figure.layout
+            panel.value = html.fragment(self._panel(metrics))
+            extremes.value = html.fragment(self._extremes())
         finally:  # also where it fails: the next time costs as much
             self._drawn = time.monotonic()
             self._took = self._drawn - start
 
-    def _draw(self, metrics: pd.DataFrame) -> None:
-        has_begun = len(metrics) and metrics["step"].max() >= 1
-        panel_id, curves_id, extremes_id = self._ids
-        if has_begun or self._ended:
-            words = " ".join(self._news(metrics))
-            self._show(panel_id, {"text/html": html.fragment(self._panel(metrics)), "text/plain": words})
-        if has_begun:
-            figure = json.loads(self._figure(metrics).to_json())  # an object would ignore the display's id
-            if curves_id in self._shown:  # plotly's renderer draws once: make JupyterLab take another one
-                blank = f'<div style="height: {figure["layout"].get("height", 360)}px"></div>'
-                self._show(curves_id, {"text/html": blank})
-            self._show(curves_id, {"application/vnd.plotly.v1+json": figure})
-            latest = "the best and the worst trajectory"
-            self._show(extremes_id, {"text/html": html.fragment(self._extremes()), "text/plain": latest})
-
-    def _show(self, display_id: str, bundle: dict[str, Any]) -> None:
-        show = update_display if display_id in self._shown else display
-        show(bundle, raw=True, display_id=display_id)
-        self._shown.add(display_id)
+    def show(self) -> None:
+        """Leave the result in the cell, for whoever opens the notebook later."""
+        metrics = self._metrics()
+        display(HTML(html.fragment(self._panel(metrics))))
+        if len(metrics) and metrics["step"].max() >= 1:
+            display(plots.training_curves(metrics), HTML(html.fragment(self._extremes())))
 
     def save(self) -> Path:
         """Write train/dashboard.html, one file that opens offline."""
         self._saved = time.monotonic()
         metrics = self._metrics()
-        curves = plots.embedded(self._figure(metrics), with_library=True)
+        curves = plots.embedded(plots.training_curves(metrics), with_library=True)
         page = html.page(self.run.path.name, self._panel(metrics), curves, self._extremes())
         return write_bytes(self.run.file("train", "dashboard.html"), page.encode())
 
-    def controls(self) -> Controls | Markdown:
-        """Buttons for a checkpoint and for the end of training; a sentence where no one can press them."""
-        if "JPY_SESSION_NAME" in os.environ:  # set for kernels that a Jupyter server started
-            self._controls = Controls(self.run)
-            return self._controls
-        file = self.run.file(*CONTROL)
-        return Markdown(f"To stop it: `echo stop > {file}`; `echo checkpoint` saves one.")
-
     def _metrics(self) -> pd.DataFrame:
-        if self.run.file("train", "metrics.jsonl").exists():
-            return self.run.metrics
-        return pd.DataFrame({"step": []})
-
-    def _figure(self, metrics: pd.DataFrame) -> go.Figure:
-        has_begun = (metrics["step"] > 0).any()
-        return plots.training_curves(metrics if has_begun else metrics.iloc[:0])
-
-    def _news(self, metrics: pd.DataFrame) -> list[str]:
-        """How far it is, and how it ended."""
-        far = progress(metrics, self.recipe, self._price, bool(self._ended))
-        return [far, self._ended] if self._ended else [far]
+        has_rows = self.run.file("train", "metrics.jsonl").exists()
+        return self.run.metrics if has_rows else pd.DataFrame({"step": []})
 
     def _panel(self, metrics: pd.DataFrame) -> html.Markup:
         """Progress and the latest alarms."""
-        alarms = read_alarms(self.run)
-        notes = [] if alarms else ["No alarm has fired."]
+        alarms, said = read_alarms(self.run), [progress(metrics, self.recipe, bool(self._ended)), self._ended]
+        note = "" if alarms else "No alarm has fired."
         if len(alarms) > LISTED:
-            notes = [f"{len(alarms) - LISTED} earlier alarms in train/alarms.jsonl"]
+            note = f"{len(alarms) - LISTED} earlier alarms in train/alarms.jsonl"
         return html.joined([
-            *(html.element("p", html.element("b", sentence)) for sentence in self._news(metrics)),
+            *(html.element("p", html.element("b", sentence)) for sentence in said if sentence),
             *(alarm_block(alarm) for alarm in alarms[::-1][:LISTED]),
-            *(html.element("p", note, class_="soft") for note in notes),
+            html.element("p", note, class_="soft") if note else "",
         ])  # fmt: skip
 
     def _extremes(self) -> html.Markup:
@@ -263,8 +224,10 @@ class Dashboard:
         prompts, rollouts = {task.id: task for task in tasks}, []
         with contextlib.suppress(RunError):  # a training that goes on from a checkpoint is just removing it
             rollouts = [t for step in self.run.steps[-1:] for t in self.run.trajectories(step, choose=_ends)]
-        sides = [("Best of the latest step", rollouts[:1]), ("Worst of the latest step", rollouts[1:])]
-        sections = [told(title, t, prompts.get(t.task_id)) for title, side in sides for t in side]
+        titles = ("Best of the latest step", "Worst of the latest step")
+        sections = [
+            told(title, t, prompts.get(t.task_id)) for title, t in zip(titles, rollouts, strict=False)
+        ]
         return html.element("div", *sections, class_="sides")
 
 
@@ -273,46 +236,3 @@ def _ends(rows: list[dict]) -> list[int]:
     rewarded = [i for i, row in enumerate(rows) if row["reward"] is not None]
     rewarded.sort(key=lambda i: -rows[i]["reward"])
     return rewarded[:1] + rewarded[1:][-1:]
-
-
-def _price(run: Run, devices: int) -> tuple[str, str, float] | None:
-    """Currency, the dearest provider, and its money for an hour of all devices; None on a CPU."""
-    prices = cost.read_prices()
-    provider = max(prices.providers, key=lambda name: prices.providers[name], default=None)
-    if not provider or cost.device_of(run) == "CPU":
-        return None
-    return prices.currency, provider, prices.providers[provider] * devices
-
-
-class Controls(anywidget.AnyWidget):
-    """Two buttons; each writes its word where the trainer looks after every step."""
-
-    _esm = source("controls")
-    is_on = traitlets.Bool(False).tag(sync=True)  # a training is listening
-    said = traitlets.Unicode("").tag(sync=True)
-
-    def __init__(self, run: Run):
-        super().__init__()
-        self._run, self._file = run, run.file(*CONTROL)
-        self._before: list[Path] = []  # the newest checkpoint when one was asked for
-        self.on_msg(self._asked)
-        # ipykernel 7.4 brings what a page sends to the thread that made the widget, and that one is training:
-        # leave it to the subshell that the page addressed
-        self.comm._reply_subshell_for = lambda data, addressed: addressed
-
-    def _asked(self, _: Any, content: Any, buffers: Any) -> None:
-        word = content.get("word") if isinstance(content, dict) else None
-        if word not in list(WORDS):  # it may be anything
-            return
-        self.said = ""  # so that the same words are sent again
-        if self.is_on:
-            self._before = newest(self._run)
-            with os.fdopen(append_to(self._file), "a") as file:
-                file.write(f"{word}\n")
-        self.said = WORDS[word] if self.is_on else "no training is running"
-
-    def written(self) -> None:
-        """A row of metrics was written, and perhaps the checkpoint that was asked for."""
-        written = newest(self._run)
-        if self.said == WORDS["checkpoint"] and written != self._before:
-            self.said = f"{written[0].name} is written"

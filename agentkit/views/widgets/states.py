@@ -10,10 +10,7 @@ drawing the page (the JavaScript files).
 import base64
 import contextlib
 import inspect
-import struct
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 from agentkit.evaluation import html
@@ -26,8 +23,8 @@ MAX_ROWS, MAX_COLUMNS, MAX_CELL = 60, 12, 200  # of a table; characters of one c
 MAX_GRIDS, MAX_SIDE = 4, 64  # of a picture; cells
 KINDS, MAX_IMAGE = ("png", "jpeg", "svg+xml"), 200_000  # of an image; bytes
 LIMIT_S = 2.0  # for the states of one trajectory
-PIXELS = 8  # of a cell, one of them the line between two
-COLOURS = "000000 0074d9 ff4136 2ecc40 ffdc00 aaaaaa f012be ff851b 7fdbff 870c25 555555"  # ARC's; the line's
+WIDTH = 170  # of a grid, at most; pixels
+COLOURS = "000000 0074d9 ff4136 2ecc40 ffdc00 aaaaaa f012be ff851b 7fdbff 870c25".split()  # ARC's
 
 
 class States:
@@ -88,67 +85,51 @@ def as_json(state: Any) -> dict[str, Any] | None:
         case str():
             return {"text": clip(str.__str__(state), TEXT_LIMIT)}
         case Table():
-            rows = [
-                [clip(str(cell), MAX_CELL) for cell in row[:MAX_COLUMNS]] for row in state.rows[:MAX_ROWS]
-            ]
-            if rest := len(state.rows) - len(rows):
-                rows.append([f"… ({rest} more rows)"])
-            return {
-                "columns": [clip(str(name), MAX_CELL) for name in state.columns[:MAX_COLUMNS]],
-                "rows": rows,
-            }
+            rows = [[clip(str(cell), MAX_CELL) for cell in r[:MAX_COLUMNS]] for r in state.rows[:MAX_ROWS]]
+            rest = len(state.rows) - len(rows)
+            columns = [clip(str(name), MAX_CELL) for name in state.columns[:MAX_COLUMNS]]
+            return {"columns": columns, "rows": rows + ([[f"… ({rest} more rows)"]] if rest else [])}
         case Picture():
             grids = list(state.grids.items())[:MAX_GRIDS]
-            return {
-                "pictures": [
-                    [clip(str(title), MAX_CELL), base64.b64encode(png(g)).decode("ascii"), len(g[0]), len(g)]
-                    for title, g in grids
-                ]
-            }
+            return {"images": [_image(title, "svg+xml", svg(grid), _width(grid)) for title, grid in grids]}
         case Image():
-            return {"image": _image(state)}
+            known = state.kind in KINDS and type(state.data) is bytes and 0 < len(state.data) <= MAX_IMAGE
+            if not known:
+                raise ValueError(f"an image is at most {MAX_IMAGE} bytes of {', '.join(KINDS)}")
+            return {"images": [_image(state.title, state.kind, state.data, None)]}
     raise ValueError(f"it is of type {type(state).__name__}: give text, a Table, a Picture, an Image or None")
 
 
-def _image(state: Image) -> list[str]:
-    """Title, kind and base64: shown in an img element, where nothing in it runs or loads anything."""
-    if state.kind not in KINDS or type(state.data) is not bytes or not 0 < len(state.data) <= MAX_IMAGE:
-        raise ValueError(f"an image is at most {MAX_IMAGE} bytes of {', '.join(KINDS)}")
-    return [clip(str(state.title), MAX_CELL), state.kind, base64.b64encode(state.data).decode("ascii")]
+def _image(title: Any, kind: str, data: bytes, width: int | None) -> list:
+    """Title, kind, base64, width: shown in an img element, where nothing in it runs or loads anything."""
+    return [clip(str(title), MAX_CELL), kind, base64.b64encode(data).decode("ascii"), width]
 
 
-def png(grid: Sequence[Sequence[int]]) -> bytes:
-    """A grid of colours 0 to 9 as a PNG with a line around its cells. Raises ValueError for any other."""
+def svg(grid: Sequence[Sequence[int]]) -> bytes:
+    """A grid of colours 0 to 9 as a picture. Raises ValueError for any other."""
     high, wide = len(grid), len(grid[0]) if len(grid) else 0
     if not (0 < high <= MAX_SIDE and 0 < wide <= MAX_SIDE):
         raise ValueError(f"a grid of {wide} by {high} cells: 1 to {MAX_SIDE} a side are shown")
-    cells = [cell for row in grid for cell in row]
-    if any(len(row) != wide for row in grid) or not all(type(c) is int and 0 <= c <= 9 for c in cells):
+    if any(len(row) != wide or not all(type(c) is int and 0 <= c <= 9 for c in row) for row in grid):
         raise ValueError("a grid needs rows of one length with colours from 0 to 9")
-    line = b"\0" + bytes([10]) * (wide * PIXELS + 1)  # each line of pixels begins with its filter, none
-    rows = [b"\0" + b"".join(bytes([10] + [c] * (PIXELS - 1)) for c in row) + bytes([10]) for row in grid]
-    pixels = b"".join(chain.from_iterable([line] + [row] * (PIXELS - 1) for row in rows)) + line
-    head = struct.pack(">IIBBBBB", wide * PIXELS + 1, high * PIXELS + 1, 8, 3, 0, 0, 0)  # a palette's indices
-    parts = [
-        (b"IHDR", head),
-        (b"PLTE", bytes.fromhex(COLOURS)),
-        (b"IDAT", zlib.compress(pixels)),
-        (b"IEND", b""),
-    ]
-    chunks = (
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in parts
+    cells = (
+        f'<path d="M{x} {y}h1v1h-1z" fill="#{COLOURS[colour]}"/>'
+        for y, row in enumerate(grid)
+        for x, colour in enumerate(row)
     )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+    lines = f'<g stroke="#555" stroke-width=".1">{"".join(cells)}</g>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}">{lines}</svg>'.encode()
+
+
+def _width(grid: Sequence[Sequence[int]]) -> int:
+    return min(14 * len(grid[0]), WIDTH)
 
 
 def gallery(grids: Mapping[str, Sequence[Sequence[int]]]) -> html.Markup:
-    """Grids side by side, each over its title, for a notebook. Raises ValueError as ``png`` does."""
+    """Grids side by side, each over its title, for a notebook. Raises ValueError as ``svg`` does."""
     figures = []
     for title, grid in grids.items():
-        address = f"data:image/png;base64,{base64.b64encode(png(grid)).decode('ascii')}"
-        look = f"width: {min(14 * len(grid[0]), 170)}px; image-rendering: pixelated; display: block"
-        image = html.Markup('<img src="{}" alt="{}" style="{}">').format(address, html.safe(title), look)
-        figures.append(html.element("figure", image, html.element("figcaption", title), style="margin: 0"))
+        drawn = html.element("div", html.Markup(svg(grid).decode()), style=f"width: {_width(grid)}px")
+        figures.append(html.element("figure", drawn, html.element("figcaption", title), style="margin: 0"))
     look = "display: flex; flex-wrap: wrap; gap: 10px 16px"
     return html.fragment(html.element("div", *figures, style=look))

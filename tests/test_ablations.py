@@ -1,0 +1,147 @@
+"""What a sweep showed: made-up cells, their statistics, table, answer, figures and page."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from test_evaluation import trajectory
+
+from agentkit.evaluation.sweeps import INTERVALS, Ablation, against_one, differences
+from agentkit.records import RunError, Task
+from agentkit.runs import Run, append_jsonl, write_tasks, write_trajectories
+from agentkit.views import plots
+from agentkit.views.sweep_card import write_sweep_report
+
+
+def finished(folder, success, policy="sft"):
+    """A sweep whose cells (S, N) of each arm came out like that; NaN is not scored."""
+    cells, runs = [], {}
+    seeds = max(map(len, success.values()))
+    for arm, outcomes in success.items():
+        runs[arm] = {}
+        for seed in range(1, seeds + 1):
+            cell = {"arm": arm, "seed": seed, "run": f"{arm}/seed-{seed}", "status": "waits", "error": ""}
+            cells.append(cell)
+            if seed <= len(outcomes):
+                runs[arm][seed] = _cell(folder / cell["run"], outcomes[seed - 1], policy)
+                cell["status"] = "done"
+    arms = {name: {"policy": policy} for name in success}
+    state = {"question": "Which?", "against": "default", "order": list(success), "arms": arms, "cells": cells}
+    return Ablation(SimpleNamespace(folder=folder, state=state, runs=runs.get, file=folder.joinpath))
+
+
+def _cell(path, outcomes, policy):
+    run = Run.create(path)
+    tasks = [
+        Task(f"t{i}", "?", "1", "numeric", "A", ("easy", "hard")[i % 2], "test") for i in range(len(outcomes))
+    ]
+    write_tasks(run.file("tasks.jsonl"), tasks)
+    scores = [None if np.isnan(value) else float(value) for value in outcomes]
+    rollouts = [trajectory(f"t{i}", v, policy=policy) for i, v in enumerate(scores)]
+    write_trajectories(run.file("eval", f"{policy}.parquet"), rollouts)
+    stage = {"status": "done", "seconds": 36.0}
+    run.update(
+        recipe={"prompts_per_step": 2, "group_size": 4}, versions={"torch": "2.13.0+cpu"},
+        stages={"02_baseline": stage, "03_grpo": stage | {"best_step": 2}},
+    )  # fmt: skip
+    for step in (1, 2):
+        row = {
+            "step": step,
+            "seconds": 18.0,
+            "rollout_seconds": 9.0,
+            "extra_rollouts": 0,
+            "completion_tokens": 100.0,
+        }
+        append_jsonl(run.file("train", "metrics.jsonl"), row | {"dead_groups": 0.5, "val_success": 0.4})
+    return run
+
+
+def outcomes(seeds, share, tasks=60):
+    return (np.random.default_rng(seeds).random((seeds, tasks)) < share).astype(float)
+
+
+def test_ablations_json_has_its_form(tmp_path):
+    own = {"default": outcomes(3, 0.1), "free": outcomes(3, 0.95), "same": outcomes(3, 0.1)[::-1]}
+    ablation = finished(tmp_path, own, policy="grpo")
+    found = ablation.to_json()
+    json.dumps(found, allow_nan=False)
+    assert found.keys() >= {"question", "against", "arms", "paired", "answer"}
+    arm = found["arms"]["free"]
+    assert arm.keys() >= {
+        "success", "ci95", "n_tasks", "seeds", "turns", "tool_failure_rate", "tokens", "rollouts", "gpu_hours",
+        "dead_groups", "kept_step",
+    }  # fmt: skip
+    assert (arm["n_tasks"], arm["seeds"], arm["rollouts"], arm["kept_step"]) == (60, [1, 2, 3], 16, 2)
+    assert arm["gpu_hours"] is None and arm["hours"] == pytest.approx(0.02), "made on a CPU"
+    assert arm["million_tokens"] == pytest.approx(0.0016)
+    better, same = found["paired"]
+    assert better.keys() >= {"arm", "diff", "ci95", "p", "p_holm", "verdict"}
+    assert (better["verdict"], same["verdict"]) == ("better", "no difference shown")
+    assert (
+        "better than it: free (+" in found["answer"]
+        and "would have been shown (80 % power)" in found["answer"]
+    )
+    assert ablation.table().loc["free", "rollouts"] == "16"
+
+
+@pytest.mark.parametrize(("seeds", "said"), [(1, "one seed, no verdict"), (2, "two seeds, no verdict")])
+def test_fewer_than_three_seeds_give_intervals_and_no_verdict(tmp_path, seeds, said):
+    ablation = finished(tmp_path, {"default": outcomes(seeds, 0.1), "free": outcomes(seeds, 0.95)})
+    (test,) = ablation.paired
+    assert test["verdict"] == said and test["p"] is test["p_holm"] is test["could_show"] is None
+    assert test["ci95"][0] < test["diff"] < test["ci95"][1] and test["diff"] > 0.5
+    assert "no verdict, which needs 3 seeds of every arm: free (+" in ablation.answer()
+    assert "better" not in ablation.answer() and ablation.table().loc["free", "p, Dunnett"] == "–"
+    assert "a verdict needs 3 seeds" in plots.arm_success(ablation).layout.title.subtitle.text
+
+
+def test_an_arm_that_lacks_seeds_takes_no_verdict_from_the_others(tmp_path):
+    own = {"default": outcomes(3, 0.1), "free": outcomes(3, 0.95), "torn": outcomes(2, 0.5)}
+    ablation = finished(tmp_path, own)
+    assert [(test["arm"], test["verdict"]) for test in ablation.paired] == [("free", "better")]
+    assert list(ablation.table()["verdict"]) == ["compared with", "better", "lacks seeds"]
+    assert "not compared, as they lack seeds: torn" in ablation.answer() and ablation.missing == [
+        "torn/seed-3"
+    ]
+
+
+def test_tasks_that_are_not_scored_everywhere_are_left_out(tmp_path):
+    free = outcomes(3, 0.5)
+    free[1, :20] = np.nan
+    assert finished(tmp_path / "a", {"default": outcomes(3, 0.5), "free": free}).success.shape == (2, 3, 40)
+    nothing = np.full((3, 6), np.nan)
+    nothing[:, 0] = 1.0
+    ablation = finished(tmp_path / "b", {"default": outcomes(3, 0.5, 6), "free": nothing})
+    with pytest.raises(RunError, match="1 of 6 test tasks are scored in every cell"):
+        ablation.to_json()
+
+
+def test_the_page_shows_the_answer_and_links_to_its_cells(tmp_path):
+    ablation = finished(tmp_path, {"default": outcomes(3, 0.5), "free": outcomes(3, 0.5)}, policy="grpo")
+    page = write_sweep_report(ablation).read_text()
+    assert (
+        INTERVALS in page and ablation.answer().split(";")[0] in page and page.count("Plotly.newPlot(") == 4
+    )
+    assert 'href="free/seed-2/report.html"' in page and (tmp_path / "free/seed-2/report.html").exists()
+
+
+def test_an_interval_and_its_verdict_never_disagree():
+    rng = np.random.default_rng(1)
+    for _ in range(15):
+        base = rng.random((3, 40))
+        cube = np.stack([base, *(base + rng.normal(d, 0.2, (3, 40)) for d in (0.06, 0.08, 0.3))])
+        for test in against_one(cube):
+            low, high = test["ci95"]
+            assert (test["verdict"] in ("better", "worse")) == (not low <= 0 <= high)
+            assert test["p"] <= test["p_dunnett"] and test["p"] <= test["p_holm"]
+
+
+def test_differences_on_literals():
+    base = np.tile([0.0, 0.25, 0.5, 0.75, 1.0] * 20, (3, 1))
+    success = np.stack([base, np.clip(base + 0.25, 0, 1), base + np.array([[0.01], [-0.01], [0.0]])])
+    better, same = differences(success)
+    assert better.mean == pytest.approx(0.2) and better.error < 0.02
+    assert same.mean == pytest.approx(0, abs=1e-12) and same.p == pytest.approx(1.0)
+    equal = against_one(np.full((2, 3, 7), 0.5))[0]
+    assert equal["verdict"] == "no difference shown" and equal["ci95"][1] > 0.3, "of seven tasks"
