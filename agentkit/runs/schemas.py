@@ -35,7 +35,7 @@ FORMS = {
     "suite": _form(all_needed=False, n_tasks=Annotated[int, Ge(20)],
                    seed=int),
     "sweep": _form(cells=list[_CELL], arms=dict[str, _form(policy=str)], file=dict, versions=dict,
-                   against=str, question=str, margin=float),
+                   against=str, question=str),
     "metrics": dict[str, Annotated[float, AllowInfNan(False)] | None],
     "task": _form(False, False, **dict.fromkeys(("id", "prompt", "answer", "family", "difficulty"), str),
                   split=Literal[SPLITS], verifier=str | _form(kind=str), tools=list[str] | tuple[str, ...],

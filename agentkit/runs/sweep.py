@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-from annotated_types import Gt, Lt, MinLen
+from annotated_types import MinLen
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agentkit.recipe import Recipe, beside, find_file, located, read_recipe, read_yaml
@@ -47,7 +47,6 @@ class File(BaseModel):
     question: str = ""
     seeds: Annotated[list[int], MinLen(1)]
     against: str = ""  # the arm that the others are compared with; by default the recipe unchanged
-    margin: Annotated[float, Gt(0), Lt(1)] = 0.05  # of success within which two arms count as equal
     arms: Annotated[dict[str, dict[str, Any] | None], MinLen(1)] | None = None
     grid: Annotated[dict[str, Annotated[list[Any], MinLen(1)]], MinLen(1)] | None = None
 
@@ -277,7 +276,7 @@ class Driver:
         rows = [{"arm": arm, "seed": seed} | self._row(f"{arm}/seed-{seed}") for seed, arm in pairs]
         file = self.design.file.model_dump(mode="json")
         self.sweep.state = {
-            "question": file["question"], "against": self.design.against, "margin": file["margin"],
+            "question": file["question"], "against": self.design.against,
             "recipe": str(self.design.recipe), "file": file, "arms": self.arms, "order": list(self.arms),
             "versions": versions(), "cells": rows,
         }  # fmt: skip

@@ -89,10 +89,7 @@ def _trajectories(run: Run) -> list[Any]:
     """Fifteen tasks that the last policy gained over the first, or that both fail."""
     tasks = {task.id: redact(task) for task in run.tasks if task.meta.get("share") is not False}
     order = [name for name in run.comparison["policies"] if name in run.measured]
-    policies = {
-        name: [redact(t) for t in run.trajectories(name) if t.task_id in tasks]
-        for name in order
-    }
+    policies = {name: [redact(t) for t in run.trajectories(name) if t.task_id in tasks] for name in order}
     if not tasks or len(policies) < 2:
         return [html.element("p", "No two policies were measured on tasks that may be shown.")]
     chosen = examples(policies, tasks.values())
