@@ -11,11 +11,14 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
+import yaml
+from engines import free_port
 from IPython.core.interactiveshell import InteractiveShell
 from labs import lab_with
 from survive import SMALL, tasks, tiny_agent
@@ -23,7 +26,7 @@ from survive import SMALL, tasks, tiny_agent
 from agentkit.lab import Lab
 from agentkit.policies import process_group
 from agentkit.recipe import Recipe, RecipeError
-from agentkit.runs import Run, RunError, read_jsonl, write_tasks
+from agentkit.runs import Run, RunError, read_jsonl, write_json, write_tasks
 from agentkit.training import launch
 from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.launch import Work
@@ -325,3 +328,51 @@ def _untimed(run: Run) -> list[dict]:
     """Rows without times, and without the validation that a training ends with when it is stopped."""
     rows = read_jsonl(run.file("train", "metrics.jsonl"))
     return [{k: v for k, v in row.items() if "seconds" not in k and not k.startswith("val")} for row in rows]
+
+
+KERNEL = """
+import sys
+from agentkit.lab import Lab
+from agentkit.runs import Run, read_json
+from agentkit.training.launch import Work
+
+Work(Lab.open(read_json(sys.argv[1])), Run(sys.argv[2])).train()
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_kernel_takes_its_processes_along(folder):
+    run, lab = prepared(folder, "orphaned", steps=500)
+    write_json(file := folder / "orphaned.json", lab.recipe.used())
+    words = [sys.executable, "-c", KERNEL, str(file), str(run.path)]
+    kernel = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+    until(lambda: run.steps or kernel.poll() is not None, 300)
+    assert len(_workers(run)) == 3 and kernel.poll() is None, "torchrun and two"
+    kernel.kill()
+    until(lambda: not _workers(run), 30)
+
+
+@pytest.mark.slow
+def test_machines_train_together_under_one_torchrun_command_on_each(folder):
+    """Two of them on this one, which meet at a port of it."""
+    run, lab = prepared(folder, "machines")
+    write_json(run.file("baseline.json"), {})
+    recipe = folder / "machines.yaml"
+    recipe.write_text(yaml.safe_dump({n: v for n, v in lab.recipe.used().items() if n != "processes"}))
+    command = "--nnodes=2 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=1 --local-addr=localhost "
+    command += f"--rdzv-endpoint=localhost:{free_port()} -m agentkit.training.worker {run.path} 03 {recipe}"
+    words = [sys.executable, "-m", "torch.distributed.run", *command.split()]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    machines = [subprocess.Popen(words, env=environ, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [machine.communicate(timeout=400)[1] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], said
+    stage = run.manifest["stages"]["03_grpo"]
+    assert (stage["status"], stage["steps"], stage["devices"]) == ("done", 3, 2)
+    assert run.file("adapter", "adapter_model.safetensors").exists()
+
+
+def until(holds: Callable[[], object], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
