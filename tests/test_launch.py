@@ -341,15 +341,19 @@ Work(Lab.open(read_json(sys.argv[1])), Run(sys.argv[2])).train()
 
 
 @pytest.mark.slow
-def test_a_killed_kernel_takes_its_processes_along(folder):
-    run, lab = prepared(folder, "orphaned", steps=500)
-    write_json(file := folder / "orphaned.json", lab.recipe.used())
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_kernel_that_ends_takes_its_processes_along(folder, number):
+    """Killed, at once; told to end, after the step and its checkpoint."""
+    run, lab = prepared(folder, f"ended-{number}", steps=500, save_every=0)
+    write_json(file := folder / "ended.json", lab.recipe.used())
     words = [sys.executable, "-c", KERNEL, str(file), str(run.path)]
     kernel = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
     until(lambda: run.steps or kernel.poll() is not None, 300)
     assert len(_workers(run)) == 3 and kernel.poll() is None, "torchrun and two"
-    kernel.kill()
-    until(lambda: not _workers(run), 30)
+    kernel.send_signal(number)
+    until(lambda: not _workers(run), 60)
+    kept = [*run.file("train", "checkpoints").glob("checkpoint-*")]
+    assert kernel.wait(30) and len(kept) == (number == signal.SIGTERM)
 
 
 @pytest.mark.slow

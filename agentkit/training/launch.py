@@ -19,7 +19,6 @@ import traceback
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -29,7 +28,7 @@ from agentkit.machine import cores
 from agentkit.policies.precision import precision_of
 from agentkit.records import Trajectory
 from agentkit.runs import Recipe, Run, RunError, read_json, write_bytes, write_json, write_trajectories
-from agentkit.runs.children import PARENT, TOKEN, end_all
+from agentkit.runs.children import PARENT, TOKEN, end_all, signals
 from agentkit.runs.topology import CARDS, choose, patience, settled
 from agentkit.training import checkpoint_folders
 from agentkit.training.processes import TrainingStopped
@@ -183,7 +182,7 @@ class _Children:
     """torchrun and its processes, from their start to the last of them gone, however they end."""
 
     def __init__(self, run: Run, job: dict[str, Any]):
-        self._run, self._token = run, uuid.uuid4().hex
+        self._run, self._token, self._stopping = run, uuid.uuid4().hex, False
         self._wait_s, self._name = patience(Recipe.from_mapping(job["recipe"])), job["job"].partition(":")[2]
         self._job = run.file(f".job-{self._token}.json")  # of this launch: the result comes back in it
         write_json(self._job, job)
@@ -192,12 +191,13 @@ class _Children:
         """What the job returned. Raises RunError with its last error, TrainingStopped when interrupted."""
         here = f"{self._name} in {number} process{'es' * (number != 1)}"
         try:
-            child = self._start(number, cards)
-            try:
-                self._follow(child, tell)
-            except BaseException:
-                self._stop(child)
-                raise
+            with signals(self._terminated, "SIGTERM"):
+                child = self._start(number, cards)
+                try:
+                    self._follow(child, tell)
+                except BaseException:
+                    self._stop(child)
+                    raise
             answer = read_json(self._job)
             if "result" not in answer:
                 raise RunError(f"{here} failed (see {self._run.file(LOG)}): {self._failure(child)}")
@@ -238,15 +238,22 @@ class _Children:
                     told = rows[-1]
                     tell(json.loads(told))
 
+    def _terminated(self, name: str) -> None:
+        """SIGTERM interrupts, once: jupyter_client sends it to a kernel at half of its time to end."""
+        if not self._stopping:
+            raise KeyboardInterrupt
+
     def _stop(self, child: subprocess.Popen) -> None:
-        """Wait for a training's step and its checkpoint, and for nothing else; a second interrupt waits for
+        """Wait for a training's step and its checkpoint, and for nothing else; a second Ctrl-C waits for
         neither.
         """
-        if self._name == "train" and child.poll() is None:
-            self._run.file(*CONTROL).parent.mkdir(exist_ok=True)
-            write_bytes(self._run.file(*CONTROL), b"stop\n")
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(self._wait_s)
+        self._stopping = True
+        file, until = self._run.file(*CONTROL), time.monotonic() + self._wait_s
+        while self._name == "train" and child.poll() is None and time.monotonic() < until:
+            file.parent.mkdir(exist_ok=True)
+            write_bytes(file, b"stop\n")  # again: one that is just starting clears what it finds
+            time.sleep(LOOK_S)
+        file.unlink(missing_ok=True)
 
     def _failure(self, child: subprocess.Popen) -> str:
         log = self._run.file(LOG).read_text(encoding="utf-8", errors="replace")
