@@ -298,7 +298,7 @@ def _of(process: psutil.Process, run: Run, which: str) -> bool:
 
 
 def _workers(run: Run) -> list[str]:
-    found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout.splitlines()
+    found = subprocess.run(["ps", "-ewwo", "args"], capture_output=True, text=True).stdout.splitlines()
     return [line for line in found if "agentkit.training.worker" in line and str(run.path) in line]
 
 
