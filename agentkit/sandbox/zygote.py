@@ -135,7 +135,7 @@ class Call:
 
     def __init__(self, process: int, connection: socket.socket, timeout_s: float, scratch: str, start: float):
         self.process, self.connection, self.scratch = process, connection, scratch
-        self.timeout_s, self.start, self.looked = timeout_s, start, start
+        self.timeout_s, self.start = timeout_s, start
         self.end, self.due = start + WALL * timeout_s, start + timeout_s  # to stop it, to ask for its time
         self.pidfd = confine.process_handle(process)  # readable when it has ended
         self.broke = self.why = ""
@@ -188,7 +188,7 @@ class Supervisor:
         while True:
             for call in self._running():
                 call.stop_if_late(time.monotonic())
-            self._look_at_one()
+            self._look()
             events = dict(self.poll.poll(self._idle_ms()))
             if not events and not self.ruleset:  # not at once, which would hold up the last program
                 with suppress(OSError):  # without descriptors, say: only the next program is refused
@@ -205,16 +205,14 @@ class Supervisor:
     def _running(self) -> list[Call]:
         return [call for call in self.calls.values() if not call.broke]
 
-    def _look_at_one(self) -> None:
-        """Count threads and files of one program: what a program left may take long to count."""
-        now, running = time.monotonic(), self._running()
-        if not running or now < self.next_look:
+    def _look(self) -> None:
+        """Count the threads and files of every program, now and then."""
+        if time.monotonic() < self.next_look:
             return
-        call = min(running, key=lambda call: call.looked)
-        if excess := self._excess(call):
-            call.stop("killed", excess)
-        call.looked = time.monotonic()
-        self.next_look = call.looked + max(WATCH_S / len(running), call.looked - now)
+        for call in self._running():
+            if excess := self._excess(call):
+                call.stop("killed", excess)
+        self.next_look = time.monotonic() + WATCH_S
 
     def _excess(self, call: Call) -> str:
         """Which bound the program broke, or nothing."""
