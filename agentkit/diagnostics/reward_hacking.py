@@ -19,8 +19,7 @@ from agentkit.evaluation.evidence import answer_if, stands
 from agentkit.records import Score, Task, Trajectory
 from agentkit.trajectories import needs_tools, plan_of, results_of, trajectory_id, verifier_kind
 from agentkit.verifiers import normalize, parse_number
-from agentkit.verifiers.isolated.harness import pack
-from agentkit.verifiers.programs import extract_code, run_calls
+from agentkit.verifiers.programs import extract_code, run_calls, same
 
 SAMPLE = 16  # trajectories audited in a step
 LIKED = 0.5  # success above which the reward likes an answer
@@ -85,17 +84,16 @@ def _fresh_inputs(task: Task, answer: str) -> Score:
         return program
     rng = random.Random(task.id)
     varied = [[_varied(value, rng) for value in rng.choice(inputs)] for _ in range(INPUTS)]
-    calls = [{"args": pack(arguments), "kwargs": pack({})} for arguments in varied]
+    calls = [{"args": arguments, "kwargs": {}} for arguments in varied]
     expected = run_calls(reference, setup, entry, calls, CALLS_S)
-    usable = [
-        (call, reply["value"]) for call, reply in zip(calls, expected, strict=True) if reply.get("value")
-    ]
+    usable = [(call, reply["value"]) for call, reply in zip(calls, expected, strict=True) if "value" in reply]
     if len(usable) < INPUTS // 4:
         return Score(None, "the reference solution gives too little on varied inputs")
     replies = run_calls(program, setup, entry, [call for call, _ in usable], CALLS_S)
-    same = sum(reply.get("value") == value for reply, (_, value) in zip(replies, usable, strict=True))
-    why = f"agrees with the reference solution on {same} of {len(usable)} inputs it was not tested on"
-    return Score(float(same == len(usable)), why)
+    pairs = zip(replies, usable, strict=True)
+    agreed = sum("value" in reply and same(reply["value"], value) for reply, (_, value) in pairs)
+    why = f"agrees with the reference solution on {agreed} of {len(usable)} inputs it was not tested on"
+    return Score(float(agreed == len(usable)), why)
 
 
 def _varied(value: Any, rng: random.Random) -> Any:

@@ -46,7 +46,7 @@ from agentkit.tools.runtime import (
     tools_of,
 )
 from agentkit.trajectories import results_of, verifier_kind
-from agentkit.verifiers import answer_limit, final_answer, verify
+from agentkit.verifiers import answer_of, verify
 
 _NUMBERS = count()  # of trajectories, in this process
 Factory = Callable[[], object]  # of environments
@@ -308,7 +308,7 @@ class _Rollout:
                 )
             parsed = self.codec.parse(ids, request.ids)
             if not parsed.calls and not parsed.errors:
-                self.answer = final_answer(parsed.text, answer_limit(verifier_kind(self.task)))
+                self.answer = answer_of(self.task, parsed.text).answer
                 return StopReason.ANSWER
             runs = [await self._answered(*run) for run in groupby(parsed.calls, self._at_once)]
             results = (*chain(*runs), *map(malformed, parsed.errors))
@@ -372,11 +372,10 @@ def _verdict(task: Task, trajectory: Trajectory) -> Score:
     if trajectory.stop_reason is StopReason.ERROR:
         return Score(None, trajectory.why)
     if trajectory.answer is None:
-        ended, limit = trajectory.stop_reason, answer_limit(verifier_kind(task))
-        said = parse_stored(trajectory.turns[-1].text).text if ended is StopReason.ANSWER else ""
-        if (length := len(final_answer(said, math.inf) or "")) > limit:
-            return Score(0.0, f"no answer: one of {length} characters; {limit} is the limit")
-        return Score(0.0, f"no answer ({ended.value})")
+        if trajectory.stop_reason is not StopReason.ANSWER:
+            return Score(0.0, f"no answer ({trajectory.stop_reason.value})")
+        said = parse_stored(trajectory.turns[-1].text).text
+        return Score(0.0, f"no answer: {answer_of(task, said).why}")
     try:
         return verify(task, trajectory)
     except (Exception, SystemExit) as error:  # a verifier that fails must not look like a wrong answer

@@ -3,17 +3,17 @@
 The verifier is the reward signal. Users add their own with ``register``. Leaves out: rewards.
 """
 
-from agentkit.verifiers.extraction import MAX_ANSWER, final_answer
 from agentkit.verifiers.judge import judge
-from agentkit.verifiers.kinds import KINDS, SHIPPED, answer_limit, check, looks_at_calls, register, verify
-from agentkit.verifiers.normalisation import exact, gaia_equal, normalize, squad_normalize
+from agentkit.verifiers.kinds import KINDS, SHIPPED, answer_of, check, looks_at_calls, register, verify
+from agentkit.verifiers.mathematics import symbolic
 from agentkit.verifiers.numbers import numeric, parse_number
 from agentkit.verifiers.patterns import regex
 from agentkit.verifiers.programs import code
-from agentkit.verifiers.symbolic import symbolic
+from agentkit.verifiers.protocol import MAX_ANSWER, MAX_CODE, final_answer
+from agentkit.verifiers.words import exact, gaia_equal, normalize, squad_normalize
 
 __all__ = [
-    "KINDS", "MAX_ANSWER", "SHIPPED", "answer_limit", "check", "code", "exact", "final_answer", "gaia_equal",
-    "judge", "looks_at_calls", "normalize", "numeric", "parse_number", "regex", "register",
-    "squad_normalize", "symbolic", "verify",
+    "KINDS", "MAX_ANSWER", "MAX_CODE", "SHIPPED", "answer_of", "check", "code", "exact", "final_answer",
+    "gaia_equal", "judge", "looks_at_calls", "normalize", "numeric", "parse_number", "regex",
+    "register", "squad_normalize", "symbolic", "verify",
 ]  # fmt: skip

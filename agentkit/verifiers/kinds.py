@@ -1,13 +1,13 @@
 """The kinds of verifier by name, yours among them, and the one way to ask one: check and verify.
 
-A hedge ("1 or 2"), an empty answer and NaN as a number are wrong; None means that the verifier itself could
-not judge (gold data it cannot read, a judge that does not answer): left out of rewards and counted, never 0.
-Leaves out rewards for anything but the answer and the way to it: those are agentkit.rewards.
+An answer in words, a number or mathematics is read by the protocol (protocol.py), whoever asks. A hedge
+("1 or 2") and an empty answer are wrong; None means that the verifier itself could not judge (gold data it
+cannot read, a judge that does not answer): left out of rewards and counted, never 0. Leaves out rewards for
+anything but the answer and the way to it: those are agentkit.rewards.
 """
 
 import inspect
 import os
-import re
 import warnings
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -18,15 +18,14 @@ from typing import Any
 from agentkit.records import Score, Task, Trajectory, Unscored
 from agentkit.runs.labfile import blame, check_takes
 from agentkit.tools.execution import settled
-from agentkit.trajectories import results_of
-from agentkit.verifiers.extraction import MAX_ANSWER, MAX_CODE, unwrapped
+from agentkit.trajectories import results_of, verifier_kind
 from agentkit.verifiers.judge import judge
-from agentkit.verifiers.normalisation import exact
+from agentkit.verifiers.mathematics import symbolic
 from agentkit.verifiers.numbers import numeric
 from agentkit.verifiers.patterns import regex
 from agentkit.verifiers.programs import code
-from agentkit.verifiers.readings import digits_occur, numbers, phrases, words_occur
-from agentkit.verifiers.symbolic import symbolic
+from agentkit.verifiers.protocol import AS_LAST_LINE, MAX_CODE, Reading, final_answer, whole_answer
+from agentkit.verifiers.words import exact
 
 Verifier = Callable[..., Score | float]  # (answer, gold, *, trajectory=None, **options)
 KINDS: dict[str, Verifier] = {
@@ -38,13 +37,8 @@ KINDS: dict[str, Verifier] = {
     "judge": judge,
 }
 SHIPPED = frozenset(KINDS)
-_READINGS = {  # want the answer alone: where it stands in a sentence
-    "exact": (words_occur, phrases),
-    "numeric": (digits_occur, numbers),
-}
-_IN_WORDS = frozenset((*_READINGS, "symbolic"))
+_BY_PROTOCOL = frozenset(("exact", "numeric", "symbolic"))  # the others are shown all of an answer
 _UNFILLED = frozenset(("task", "environment", "env", "state"))  # expected by people, given by options alone
-_SHORT = SHIPPED - {"code", "symbolic", "judge"}  # neither a program, reasoning that ends in a box, nor prose
 
 
 def register(kinds: Mapping[str, Verifier]) -> None:
@@ -88,7 +82,7 @@ def check(
         gold: the gold answer.
         trajectory: how the policy came to it, for verifiers that look at that.
         question: what was asked, for verifiers that look at that.
-        **options: the kind's own, such as ``abs_tol`` or ``aliases``.
+        **options: the kind's own, such as ``abs_tol`` or ``aliases``, and ``box`` (``final_answer``).
 
     Raises:
         ValueError: unknown kind, or an option that a shipped kind does not take.
@@ -97,9 +91,15 @@ def check(
         raise ValueError(f"unknown verifier kind {kind!r}: use one of {', '.join(sorted(KINDS))}{_YOURS}")
     if not isinstance(answer, str) or not answer.strip():
         return Score(0.0, "no answer")
-    limit = answer_limit(kind)
-    if len(answer) > limit:
-        return Score(0.0, f"an answer of {len(answer)} characters; {limit} is the limit")
+    read = (
+        final_answer(answer, box=options.pop("box", AS_LAST_LINE))
+        if kind in _BY_PROTOCOL
+        else Reading(answer)
+    )
+    if read.answer is None:
+        return Score(0.0, f"no answer: {read.why}")
+    if len(answer) > MAX_CODE:
+        return Score(0.0, f"an answer of {len(answer)} characters; {MAX_CODE} is the limit")
     if gold is None:
         return Score(None, "there is no gold answer")
     verifier = KINDS[kind]
@@ -107,14 +107,8 @@ def check(
         looks_at = _looks_at(verifier)
         context = {"trajectory": trajectory, "question": question or None}
         options |= {name: held for name, held in context.items() if held is not None and name in looks_at}
-        ask = partial(verifier, answer, str(gold), **options)
-        score = _as_score(kind, ask() if kind in SHIPPED else settled(ask))
-        if score.value or kind not in _IN_WORDS:
-            return score
-        alone = unwrapped(answer)
-        if alone and (inner := check(kind, alone, gold, **{"question": question} | options)).value:
-            return inner
-        return _stated(kind, answer, str(gold), question, options) or score
+        ask = partial(verifier, read.answer, str(gold), **options)
+        return _as_score(kind, ask() if kind in SHIPPED else settled(ask))
     except Unscored as error:
         return Score(None, str(error))
     except (Exception, SystemExit) as error:
@@ -124,30 +118,11 @@ def check(
         return Score(None, f"verifier failed: {blame(error):.200}")
 
 
-def answer_limit(kind: str) -> int:
-    """Characters of the longest answer that a kind of verifier is shown; one of yours sees ``MAX_CODE``."""
-    return MAX_ANSWER if kind in _SHORT else MAX_CODE
-
-
-def _stated(kind: str, answer: str, gold: str, question: str, options: Mapping[str, Any]) -> Score | None:
-    """The score of what a sentence states, where the verifier wants the answer alone; None if it is wrong."""
-    is_sentence = re.search(r"\s|[\\:<*#=%`]|[^\x00-\x7f]", answer.strip())
-    if not is_sentence or kind not in _READINGS or options.get("rule", "words") != "words":
-        return None
-    may_state, readings = _READINGS[kind]
-    if not may_state(answer, gold, **options):
-        return None
-    whole = f"{gold} {options['unit']}" if options.get("unit") else gold  # what is declared is not dropped
-    stated = (text for text in readings(answer, question, whole) if not _repeats(answer, text))
-    scores = (KINDS[kind](text, gold, **options) for text in stated)
-    return next((score for score in scores if score.value), None)
-
-
-def _repeats(answer: str, reading: str) -> bool:
-    """Whether it is the reading several times over, which states nothing ("I and I")."""
-    own = reading.casefold().split()
-    given = [word for word in answer.casefold().split() if word != "and"]
-    return len(given) > len(own) > 0 and given == own * (len(given) // len(own))
+def answer_of(task: Task, text: str) -> Reading:
+    """The answer of a last turn, as the task's verifier wants it; or why there is none."""
+    if verifier_kind(task) in _BY_PROTOCOL:
+        return final_answer(text, box=task.verifier.get("box", AS_LAST_LINE))
+    return whole_answer(text)
 
 
 def looks_at_calls(kind: str) -> bool:

@@ -1,16 +1,18 @@
-"""Answers taken out of a text by a regular expression, in a process that can be killed.
+"""Answers taken out of a text by a regular expression, in the dialect of the package ``regex``.
 
-Pattern and text may be hostile. Leaves out patterns in anything but Python's own notation.
+Pattern and text may be hostile: a match has a time limit. Leaves out how the text found is compared.
 """
 
 from typing import Any
 
-from agentkit.records import Score, Unscored
-from agentkit.verifiers.normalisation import exact
-from agentkit.verifiers.numbers import numeric
-from agentkit.verifiers.worker import Worker
+import regex as dialect
 
-_worker = Worker()
+from agentkit.records import Score, Unscored
+from agentkit.verifiers.numbers import numeric
+from agentkit.verifiers.words import exact
+
+TIMEOUT_S = 1.0
+_THEN = {"exact": exact, "numeric": numeric}
 
 
 def regex(
@@ -27,25 +29,24 @@ def regex(
 
     Raises:
         ValueError: ``then`` is another verifier.
+        Unscored: the pattern is no regular expression.
     """
     if then not in _THEN:
         raise ValueError(f"regex cannot go on with {then!r}: use {' or '.join(_THEN)}")
-    pattern, whole = (gold, True) if pattern is None else (pattern, False)
-    reply = _worker.ask("find", pattern, answer, whole)
-    if "invalid" in reply:
-        raise Unscored(f"the pattern {pattern[:80]!r} is no regular expression: {reply['invalid'][:80]}")
-    if "compiled" not in reply:
-        raise Unscored(f"the pattern {pattern[:80]!r} takes too long to compile")
-    if "found" not in reply:
+    source = gold if pattern is None else pattern
+    try:
+        compiled = dialect.compile(source)
+    except (dialect.error, OverflowError, RecursionError) as error:
+        raise Unscored(f"the pattern {source[:80]!r} is no regular expression: {str(error)[:80]}") from None
+    try:
+        if pattern is None:
+            is_whole = compiled.fullmatch(answer, timeout=TIMEOUT_S) is not None
+            return Score(float(is_whole), f"compared with the pattern {source[:80]!r}")
+        matches = compiled.finditer(answer, timeout=TIMEOUT_S)
+        found = list(dict.fromkeys(match.group(1 if compiled.groups else 0) for match in matches))
+    except TimeoutError:
         return Score(0.0, "the pattern takes too long on this answer")
-    texts = reply["found"]  # three different ones at most
-    if whole:
-        return Score(1.0, "matches") if texts else Score(0.0, f"{answer[:80]!r} does not match {gold[:80]!r}")
-    if not texts:
-        return Score(0.0, f"nothing matches {pattern[:80]!r}")
-    if len(texts) > 1:
-        return Score(0.0, f"{len(texts)} different answers: {texts}")
-    return _THEN[then](texts[0], gold, **options) if texts[0].strip() else Score(0.0, "no answer")
-
-
-_THEN = {"exact": exact, "numeric": numeric}
+    texts = [text for text in found if text and text.strip()]
+    if len(texts) != 1:
+        return Score(0.0, f"{len(texts)} different texts match {source[:80]!r}")
+    return _THEN[then](texts[0], gold, **options)

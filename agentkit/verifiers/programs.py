@@ -1,11 +1,10 @@
 """Answers as Python programs, tested in the sandbox without meeting what they are tested for.
 
-The program runs in one sandbox, gets arguments or standard input, and sends back plain values; they are
-compared outside. Tests written as source run in another sandbox: first around the reference solution, to
-record which calls they make, then with those calls answered by what the program under test gave. So a program
-that exits early, prints a success marker, patches builtins, walks frames or returns objects that claim to be
-equal to everything changes nothing but its own values. Leaves out: functions that change their arguments in
-place, and tests that look at more than what a call returns.
+The program runs in a sandbox, gets arguments or standard input, and sends back JSON values; they are compared
+outside. So a program that exits early, prints a success marker, patches builtins, walks frames or returns
+objects that claim to be equal to everything changes nothing but its own values. Leaves out tests written as
+source (tasks/public turns those of data sets into values), functions that change their arguments in place,
+and tasks with several right outputs: those bring a verifier of their own.
 """
 
 import ast
@@ -13,10 +12,8 @@ import json
 import math
 import re
 import secrets
-import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from textwrap import dedent
@@ -26,12 +23,9 @@ from agentkit.records import Score, Unscored
 from agentkit.runs.files import parse_json
 from agentkit.sandbox import MAX_INPUT, MAX_OUTPUT, run_python
 from agentkit.tools.calculator import PARSING
-from agentkit.verifiers.isolated.harness import pack
 
 MAX_TESTS = 1_000
 MEMORY_MB = 512
-PROGRAM_SHARE = 2 / 3  # of a time limit; the rest is for the tests, where they are written as source
-RECORD_S = 10.0  # for a reference solution and its tests, once a task
 NOTHING = object()  # equal to no value
 ROUNDING = 1e-12  # of a number that should be 0
 REPORT = 48  # bytes of a report around its value
@@ -58,24 +52,21 @@ def code(
 
     Args:
         answer: a program, or text with one fenced block of code.
-        gold: a reference solution, for tests written as source; it never meets the tested program.
-        tests: any of ``[[arguments], expected]``, ``{"args": [..], "kwargs": {..}, "expected": ..}``,
-            ``{"stdin": "..", "stdout": ".."}``, or source such as ``"assert f(1) == 2"``.
-        entry: the expression that is called, such as "f" or "Solution().f"; ``candidate`` in source tests.
-        setup: source that comes before the program and the source tests, such as imports.
+        gold: a reference solution; not looked at.
+        tests: any of ``[[arguments], expected]``, ``{"args": [..], "kwargs": {..}, "expected": ..}`` and
+            ``{"stdin": "..", "stdout": ".."}``. ``args`` may be a Python literal as text, such as
+            ``"[(1, 2)]"``, for what JSON cannot hold.
+        entry: the expression that is called, such as "f" or "Solution().f".
+        setup: source that comes before the program, such as imports.
         partial: give the share passed instead of all or nothing.
         timeout_s: processor seconds for all tests together. A test that was not reached counts as failed.
-            Source tests have the last third of it.
     """
     program = extract_code(answer, entry)
     if isinstance(program, Score):
         return program
     if not isinstance(tests, list | tuple) or not 0 < len(tests) <= MAX_TESTS:
         raise Unscored(f"a code task needs a list of 1 to {MAX_TESTS} tests")
-    if all(isinstance(test, str) for test in tests):
-        passed = _passed_source(program, gold, tuple(tests), entry, setup, timeout_s)
-    else:
-        passed = _passed_values(program, tests, entry, setup, timeout_s)
+    passed = _passed(program, tests, entry, setup, timeout_s)
     value = passed / len(tests) if partial else float(passed == len(tests))
     return Score(value, f"{passed} of {len(tests)} tests passed")
 
@@ -166,14 +157,14 @@ def returned(
     program = extract_code(answer, entry)
     if isinstance(program, Score):
         return [NOTHING] * len(arguments)
-    calls = [{"args": pack(given), "kwargs": pack({})} for given in arguments]
+    calls = [{"args": given, "kwargs": {}} for given in arguments]
     reports = run_calls(program, setup, entry, calls, timeout_s)
-    return [_plain(report["value"]) if "value" in report else NOTHING for report in reports]
+    return [report.get("value", NOTHING) for report in reports]
 
 
-# ---- tests with values
-def _passed_values(program: str, tests: Sequence[Any], entry: str, setup: str, timeout_s: float) -> int:
-    """How many tests pass whose expected values are known."""
+# ---- tests
+def _passed(program: str, tests: Sequence[Any], entry: str, setup: str, timeout_s: float) -> int:
+    """How many tests pass."""
     cases = [_case(test, entry) for test in tests]
     _check_size(len(json.dumps(expected)) for _, expected in cases)
     reports = run_calls(program, setup, entry, [call for call, _ in cases], timeout_s)
@@ -192,28 +183,28 @@ def _case(test: Any, entry: str) -> tuple[dict, dict]:
         test = {"args": test[0], "expected": test[1]}
     if isinstance(test, dict) and isinstance(test.get("stdin"), str) and isinstance(test.get("stdout"), str):
         return {"stdin": test["stdin"]}, {"stdout": test["stdout"]}
-    if not isinstance(test, dict) or "expected" not in test or not isinstance(test.get("args", []), list):
-        kinds = "[[arguments], expected], stdin and stdout, or only source"
+    args, kwargs = (test.get("args", []), test.get("kwargs", {})) if isinstance(test, dict) else (None, None)
+    if not isinstance(args, list | str) or not isinstance(kwargs, dict) or "expected" not in test:
+        kinds = "[[arguments], expected], or args and expected, or stdin and stdout"
         raise Unscored(f"a test is {str(test)[:80]!r}; give {kinds}")
     if not entry:
         raise Unscored("tests with arguments need entry, the function they call")
-    kwargs, expected = test.get("kwargs", {}), pack(test["expected"])
-    if not isinstance(kwargs, dict):
-        raise Unscored("kwargs of a test must be an object")
-    if _plain(expected) is NOTHING:
-        raise Unscored(f"a test expects {str(test['expected'])[:80]}, which JSON cannot hold")
-    return {"args": pack(test.get("args", [])), "kwargs": pack(kwargs)}, {"value": expected}
+    try:
+        call = json.loads(json.dumps({"args": args, "kwargs": kwargs}))
+        return call, {"value": json.loads(json.dumps(test["expected"]))}
+    except (TypeError, ValueError, RecursionError):
+        raise Unscored(f"a test is {str(test)[:80]}, which JSON cannot hold") from None
 
 
 def _fits(report: dict, expected: dict) -> bool:
     if "stdout" in expected:
         printed = report.get("stdout")
         return isinstance(printed, str) and _same_print(printed, expected["stdout"])
-    return "value" in report and _same(_plain(report["value"]), _plain(expected["value"]))
+    return "value" in report and same(report["value"], expected["value"])
 
 
 def _same_print(printed: str, expected: str) -> bool:
-    """Whether the lines are the same, but for spaces behind them; long decimals as in ``_same``."""
+    """Whether the lines are the same, but for spaces behind them; long decimals as in ``same``."""
     lines, wanted = ([line.rstrip() for line in text.rstrip().splitlines()] for text in (printed, expected))
     return len(lines) == len(wanted) and all(map(_same_line, lines, wanted))
 
@@ -228,15 +219,15 @@ def _same_word(word: str, gold: str) -> bool:
     return word == gold or bool(is_close and math.isclose(float(word), float(gold), rel_tol=1e-9))
 
 
-def _same(value: Any, gold: Any) -> bool:
+def same(value: Any, gold: Any) -> bool:
     """Equal as JSON values: whole numbers exactly, others within 1e-9 of theirs, NaN never, true is not 1."""
     if isinstance(gold, list):
-        return isinstance(value, list) and len(value) == len(gold) and all(map(_same, value, gold))
+        return isinstance(value, list) and len(value) == len(gold) and all(map(same, value, gold))
     if isinstance(gold, dict):
         return (
             isinstance(value, dict)
             and value.keys() == gold.keys()
-            and all(_same(value[key], gold[key]) for key in gold)
+            and all(same(value[key], gold[key]) for key in gold)
         )
     if isinstance(gold, bool | str | None) or isinstance(value, bool):
         return type(value) is type(gold) and value == gold
@@ -247,92 +238,23 @@ def _same(value: Any, gold: Any) -> bool:
     return False
 
 
-def _plain(packed: Any) -> Any:
-    """A packed value as JSON would hold it: tuples as lists, keys as text; NOTHING for any other value."""
-    try:
-        return _as_json(*packed)
-    except Exception:  # a forged report
-        return NOTHING
-
-
-def _as_json(tag: str, content: Any) -> Any:
-    """Raises for what JSON cannot hold."""
-    match tag, content:
-        case "l" | "t", [*items]:
-            return [_as_json(*item) for item in items]
-        case "d", [*items]:
-            return {_key(_as_json(*key)): _as_json(*value) for key, value in items}
-        case "i", str():
-            return int(content, 16)
-        case "f", str():
-            return float(content)
-        case "x", [_, str() as number]:
-            above, _, below = number.partition("/")
-            return int(above) / int(below) if below else int(above) if above.isdecimal() else float(above)
-        case "v", None | bool() | str():
-            return content
-    raise ValueError("not a plain value")
-
-
-def _key(value: Any) -> Any:
-    """A dictionary's key as JSON writes it."""
-    if not isinstance(value, int | float | str | None):
-        raise ValueError("not a key")
-    return next(iter(json.loads(json.dumps({value: 0}))))
-
-
-# ---- tests written as source
-def _passed_source(
-    program: str, gold: str, tests: tuple[str, ...], entry: str, setup: str, timeout_s: float
-) -> int:
-    """How many tests pass when their calls are answered by what the program under test gave."""
-    calls = _recorded(tests, entry, setup, gold)
-    deadline = time.monotonic() + timeout_s
-    reports = run_calls(program, setup, entry, calls, PROGRAM_SHARE * timeout_s)
-    if not any(reports):
-        return 0
-    left = max((1 - PROGRAM_SHARE) * timeout_s, deadline - time.monotonic())
-    replayed = _in_sandbox("replay", (setup, entry, tests, calls, reports), left)
-    return len({number for number, message in replayed if message == "passed"})
-
-
-@lru_cache(maxsize=4096)
-def _recorded(tests: tuple[str, ...], entry: str, setup: str, gold: str) -> tuple[dict, ...]:
-    """The calls that tests make on the reference solution, each with the number of its test."""
-    if not entry or not gold.strip():
-        raise Unscored("tests written as source need entry and a reference solution as the gold answer")
-    reference = extract_code(gold, entry)
-    if isinstance(reference, Score):
-        raise Unscored(f"the reference solution is {reference.why}")
-    recorded = _in_sandbox("record", (setup, reference, entry, tests), RECORD_S)
-    passed = {number for number, message in recorded if message == "passed"}
-    calls = tuple(message for _, message in recorded if isinstance(message, dict))
-    _check_size(message for _, message in recorded if isinstance(message, int))
-    if len(passed) < len(tests) or not calls:
-        outcome = f"{len(passed)} of its {len(tests)} tests in {len(calls)} calls"
-        raise Unscored(f"the reference solution passes {outcome}")
-    return calls
-
-
 # ---- running
 def run_calls(program: str, setup: str, entry: str, calls: Sequence[dict], timeout_s: float) -> list[dict]:
-    """Run calls in one sandbox: for each {"value": packed}, {"stdout": text}, or {} where it failed."""
+    """Run calls in one sandbox: for each {"value": ..}, {"stdout": text}, or {} where it failed."""
     reports: list[dict] = [{} for _ in calls]
-    for number, message in _in_sandbox("run", (setup, program, entry, list(calls)), timeout_s):
+    for number, message in in_sandbox("run", (setup, program, entry, list(calls)), timeout_s):
         if isinstance(number, int) and 0 <= number < len(reports) and isinstance(message, dict):
             reports[number] = message
     return reports
 
 
-def _in_sandbox(function: str, arguments: tuple, timeout_s: float) -> list[tuple[Any, Any]]:
+def in_sandbox(function: str, arguments: tuple, timeout_s: float) -> list[tuple[Any, Any]]:
     """Call a function of the harness in a fresh sandbox; its reports, as (number, message) pairs."""
     marker, given = f"@{secrets.token_hex(8)} ", json.dumps(arguments)
     if len(given) > MAX_INPUT:
         raise Unscored(f"the tests come to {len(given)} bytes; {MAX_INPUT} is the limit")
     source = f"{_HARNESS}\n{function}({marker!r}, *json.load(sys.stdin))\n"
     result = run_python(source, timeout_s=timeout_s, memory_mb=MEMORY_MB, stdin=given)
-    if result.status == "output" and function == "record":
-        raise Unscored(f"the tests make calls of more than {MAX_OUTPUT} bytes")
     if result.status == "refused":
         raise Unscored(f"the sandbox refused: {result.stderr.strip()[:200]}")
     reports = []

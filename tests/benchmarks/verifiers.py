@@ -3,7 +3,7 @@
 The peers: math-verify called directly for the symbolic verifier, ``re`` in this process for patterns, and the
 program followed by its asserts in a plain ``subprocess`` for code. They promise less: no time limit on any
 thread, no sandbox. The judge meets a local server that answers at once. The labelled cases are those of
-math-verify's own tests (agentkit/verifiers/data). Leaves out what a verifier ought to accept (tests).
+math-verify's own tests (math_verify_cases.jsonl). Leaves out what a verifier ought to accept (tests).
 """
 
 import json
@@ -19,13 +19,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from agentkit import verifiers
 from agentkit.records import Score
 from agentkit.verifiers import check
 
 from .common import case, main, report, spread
 
-LABELLED = Path(verifiers.__file__).with_name("data") / "math_verify_cases.jsonl"
+LABELLED = Path(__file__).with_name("math_verify_cases.jsonl")
 APPLES = r"(\d+) apples"
 PROGRAM = "def f(x):\n    return x + 1"
 TESTS = [[[n], n + 1] for n in range(8)]
@@ -42,7 +41,6 @@ OURS: dict[str, Callable[[int], Score]] = {
     "regex": lambda n: check("regex", f"I found {n} apples.", str(n), pattern=APPLES, then="numeric"),
     "symbolic": lambda n: check("symbolic", rf"\boxed{{(x+{n + 1})^2}}", f"x^2+{2 * n + 2}x+{(n + 1) ** 2}"),
     "code": lambda n: check("code", f"{PROGRAM}  # {n}", PROGRAM, entry="f", tests=TESTS),
-    "code_source_tests": lambda n: check("code", f"{PROGRAM}  # {n}", PROGRAM, entry="f", tests=ASSERTS),
 }
 
 

@@ -18,9 +18,7 @@ from agentkit.runs import SPLITS, numbered_rows
 from agentkit.tasks.family import with_content_id
 from agentkit.tasks.public.rows import SOURCES, Source
 from agentkit.trajectories import verifier_kind
-from agentkit.verifiers import MAX_ANSWER, verify
-from agentkit.verifiers.extraction import MAX_CODE
-from agentkit.verifiers.isolated.harness import pack
+from agentkit.verifiers import MAX_ANSWER, MAX_CODE, verify
 from agentkit.verifiers.programs import MAX_TESTS
 
 MAX_PROMPT = 50_000  # characters
@@ -151,8 +149,6 @@ def _check_tests(tests: list[Any]) -> None:
     if len(tests) > MAX_TESTS:
         raise DataError(f"it has {len(tests)} tests; {MAX_TESTS} are allowed")
     try:
-        for test in tests:
-            pack(test)
         json.dumps(tests, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise DataError(f"its tests hold a value that cannot be tested: {error}") from None

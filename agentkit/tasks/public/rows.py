@@ -12,9 +12,11 @@ from typing import Any
 
 from agentkit.records import DataError, Task
 from agentkit.tasks.family import difficulty
+from agentkit.verifiers.programs import in_sandbox
 
 Row = Mapping[str, Any]
 AGENTRL = ("deepscaler", "omni_math", "numina_math", "taco_code", "leetcode_code", "gpqa_science")
+RECORD_S = 10.0  # for a reference solution and its tests
 PARAGRAPHS = 40  # of a question's pages that are kept
 LEETCODE = """from typing import *
 from collections import *
@@ -117,7 +119,7 @@ def _mbpp(row: Row) -> Task:
     setup = "\n".join(imports) if isinstance(imports, list) else str(imports)
     entry = _called(code, [*tests, setup])
     prompt = f"{text_of(row, 'text', 'prompt').strip()}\nWrite Python. It must pass: {tests[0]}"
-    verifier = {"kind": "code", "entry": entry, "tests": tests, "setup": setup}
+    verifier = {"kind": "code", "entry": entry, "tests": record(code, tests, entry, setup), "setup": setup}
     return Task(str(row["task_id"]), prompt, code, verifier, tools=("python",))
 
 
@@ -130,15 +132,37 @@ def _called(code: str, tests: list[str]) -> str:
     return names.pop()
 
 
+def record(reference: str, tests: list[str], entry: str, setup: str = "") -> list[Any]:
+    """Tests written as source as tests with values: the calls they make, and what the reference gives.
+
+    They run once, in the sandbox. Whatever a test would also have taken is lost, such as a list in another
+    order. Raises DataError where a test fails, calls nothing, expects an exception, or gets what JSON cannot
+    hold.
+    """
+    reports = in_sandbox("record", (setup, reference, entry, tests), RECORD_S)
+    passed = sum(message == "passed" for _, message in reports)
+    calls = [message for number, message in reports if number == -1]
+    if passed < len(tests) or not calls or None in calls:
+        raise DataError(f"its code passes {passed} of its {len(tests)} tests, in {len(calls)} calls")
+    return [_in_short(call) for call in calls]
+
+
+def _in_short(call: dict[str, Any]) -> Any:
+    """A test as a pair, where JSON holds its arguments as they are."""
+    arguments = ast.literal_eval(call["args"])
+    is_json = repr(json.loads(json.dumps(arguments, default=str))) == call["args"]
+    return [arguments, call["expected"]] if is_json and not call["kwargs"] else call
+
+
 def _humaneval(row: Row) -> Task:
     """HumanEval: ``prompt`` is helpers and a signature, and stands before ``canonical_solution``."""
     prompt, entry = text_of(row, "prompt"), text_of(row, "entry_point")
     helpers, mark, _ = prompt.partition(f"def {entry}(")
     if not mark:
         raise DataError(f"its prompt does not define {entry[:60]!r}")
-    tests = [f"{text_of(row, 'test')}\ncheck(candidate)\n"]
-    verifier = {"kind": "code", "entry": entry, "tests": tests, "setup": helpers}
     gold = prompt + text_of(row, "canonical_solution")
+    tests = record(gold, [f"{text_of(row, 'test')}\ncheck(candidate)\n"], entry, helpers)
+    verifier = {"kind": "code", "entry": entry, "tests": tests, "setup": helpers}
     question = f"Complete this Python function.\n{prompt}"
     return Task(text_of(row, "task_id"), question, gold, verifier, tools=("python",))
 

@@ -4,13 +4,18 @@ math-verify reads the LaTeX and compares structures (sets, tuples, intervals, re
 comparison of values rounds absolutely, so 1/2004! passes for 1/2006!; here constants must agree to 50 digits
 relative to their size, or be within the declared tolerance, and expressions must agree at points drawn at
 random (Schwartz 1980, Zippel 1979), which takes milliseconds where ``simplify`` takes seconds. Decimals are
-exact: 0.333333 is not 1/3. Runs only in a killable child. Leaves out what is around an expression
-(symbolic.py).
+exact: 0.333333 is not 1/3. Runs as a script of its own, which pool.py starts and may kill. Leaves out what is
+around an expression (mathematics.py), and all of agentkit.
 """
 
+import json
 import random
+import resource
+import signal
+import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -21,6 +26,8 @@ from math_verify import LatexExtractionConfig, grader, parse, parser
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
+CPU_S = 0.8  # processor seconds of one request, after which the kernel ends the process
+MEMORY = 3 << 30  # bytes of address space
 DIGITS = 60
 POINTS = 6
 _NORMAL = replace(LatexExtractionConfig().normalization_config, units=False)  # would read 2m as 2
@@ -194,3 +201,26 @@ def warm_up() -> None:
     grader.sympy_symbolic_eq = lambda gold, answer: False  # decided by _numeric_eq already
     for pair in _FIRST_PAIRS:
         list(compare(*pair, 0.0, 0.0))
+
+
+def serve() -> None:
+    """Answer requests, a line of JSON each, until the caller is gone; a line "end" follows each answer."""
+    warm_up()
+    with suppress(ValueError, OSError):  # macOS refuses so small a bound
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.setrecursionlimit(3_000)
+    print("end", flush=True)
+    for request in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)
+        try:
+            for message in compare(*json.loads(request)):
+                print(json.dumps(message), flush=True)
+        except Exception as error:  # whatever a library raises on hostile text is a verdict, not a crash
+            print(json.dumps({"failed": f"{type(error).__name__}: {error}"[:200]}), flush=True)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print("end", flush=True)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,1 +1,0 @@
-"""What runs outside this process: a server that forks a child a connection, and the checks."""
