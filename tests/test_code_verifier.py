@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,16 +10,11 @@ import pytest
 
 from agentkit import Task, verify
 from agentkit.sandbox.run import CORES
-from agentkit.verifiers import check, final_answer
-from agentkit.verifiers.isolated.harness import pack, unpack
+from agentkit.verifiers import answer_of, check
 from agentkit.verifiers.programs import extract_code
 
 GOLD = "def f(x):\n    return x + 1"
 CASES = [[[1], 2], [[5], 6], [[-3], -2]]
-SOURCE = [
-    "assert f(1) == 2",
-    "def test(candidate):\n    for n in range(20):\n        assert candidate(n) == n + 1\ntest(candidate)",
-]
 
 
 def value(answer: str, gold: str = GOLD, **options) -> float | None:
@@ -34,15 +28,13 @@ def value(answer: str, gold: str = GOLD, **options) -> float | None:
      "from __future__ import annotations\ndef f(x: Whatever) -> int: return x + 1", f"print('noise')\n{GOLD}\nprint(f(1))",
      f"```python\n{GOLD}\n```\nIt prints:\n```\nprint(f(1))\n```"],
 )  # fmt: skip
-@pytest.mark.parametrize("tests", [CASES, SOURCE], ids=["values", "source"])
-def test_right_programs_pass(answer, tests):
-    assert value(answer, tests=tests, timeout_s=10) == 1
+def test_right_programs_pass(answer):
+    assert value(answer, timeout_s=10) == 1
 
 
 def test_share_passed_and_all_passed():
     half = "def f(x): return 2 if x == 1 else 0"
     assert value(half) == 0 and value(half, partial=True) == pytest.approx(1 / 3)
-    assert value(half, tests=SOURCE) == 0 and value(half, tests=SOURCE, partial=True) == 0.5
 
 
 def test_programs_with_standard_input():
@@ -60,8 +52,6 @@ def test_methods_keywords_and_setup():
     )
     options = {"entry": "Solution().add", "setup": "from typing import *", "timeout_s": 10}
     assert value(program, tests=[{"args": [[1]], "kwargs": {"y": 2}, "expected": 3}], **options) == 1
-    source = ["assert Solution().add([1], 2) == 3", "assert candidate(x=[1]) == 1"]
-    assert value(program, program, tests=source, **options) == 1
 
 
 def test_values_are_compared_as_json_and_numbers_with_rounding():
@@ -86,9 +76,7 @@ def test_values_are_compared_as_json_and_numbers_with_rounding():
         ("float('nan')", float("nan"), 0), ("[float('nan')]", [1.0], 0),
         ("True", 1.0, 0), ("1", True, 0), ("[True]", [1], 0), ("'2'", 2, 0), ("None", 0, 0), ("[]", 0, 0),
         ("(1, (2, 3))", [1, [2, 3]], 1), ("[1, 2]", [2, 1], 0), ("[1]", [1, 1], 0), ("{'a': 1}", {"a": 1, "b": 2}, 0),
-        ("__import__('fractions').Fraction(1, 4)", 0.25, 1), ("__import__('fractions').Fraction(10**18 + 1)", 10**18 + 1, 1),
-        ("__import__('decimal').Decimal('0.3')", 0.3, 1), ("__import__('decimal').Decimal('5')", 5, 1),
-        ("__import__('decimal').Decimal('1e999999999')", 5, 0), ("__import__('decimal').Decimal('sNaN')", 5, 0),
+        ("__import__('fractions').Fraction(1, 4)", 0.25, 0), ("__import__('decimal').Decimal('5')", 5, 0),
         ("__import__('numpy').float64(0.25)", 0.25, 1), ("__import__('numpy').int8(5)", 5, 1),
         ("__import__('numpy').bool_(True)", True, 1), ("__import__('numpy').bool_(True)", 1, 0),
         ("__import__('numpy').arange(3)", [0, 1, 2], 1), ("3 + 0j", 3, 0),
@@ -96,20 +84,6 @@ def test_values_are_compared_as_json_and_numbers_with_rounding():
 )  # fmt: skip
 def test_numbers_are_compared_relative_to_what_is_expected(gives, expected, passes):
     assert value(f"def f(x): return {gives}", tests=[[[1], expected]], timeout_s=10) == passes
-
-
-@pytest.mark.parametrize(
-    ("body", "test"),
-    [
-        ("from decimal import Decimal\ndef f(x): return Decimal(x) / 10", "assert f(3) == candidate(3) and str(f(3)) == '0.3'"),
-        ("from fractions import Fraction\ndef f(x): return Fraction(1, x)", "assert f(3) * 3 == 1"),
-        ("def f(x): return x * 1j", "assert f(2) == 2j"), ("def f(x): return (x, [x])", "assert f(1) == (1, [1])"),
-        ("import numpy\ndef f(x): return numpy.float64(x)", "assert f(2) == 2.0"),
-        ("def f(x): return {1, x}", "assert f(2) == {1, 2}"), ("def f(x): yield x", "assert list(f(2)) == [2]"),
-    ],
-)  # fmt: skip
-def test_values_keep_their_types_for_tests_written_as_source(body, test):
-    assert value(body, body, tests=[test], timeout_s=10) == 1
 
 
 # ---- fences
@@ -141,7 +115,7 @@ def test_right_code_is_read_however_it_is_fenced(name):
     names: dict = {}
     exec(extract_code(FENCED[name], "f"), names)
     assert [names["f"](x) for x in (1, 5, -3)] == [2, 6, -2]
-    assert value(final_answer(FENCED[name])) == 1
+    assert value(read(FENCED[name])) == 1
 
 
 @pytest.mark.parametrize(
@@ -221,8 +195,7 @@ def test_a_function_finds_its_file_and_its_module():
         "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\n"
         "def f(x):\n    open(__file__).close()\n    return A(x).x + 1"
     )
-    for tests in (CASES, SOURCE):
-        assert value(program, program, tests=tests, timeout_s=10) == 1
+    assert value(program, timeout_s=10) == 1
 
 
 # ---- cheats: every one of them is wrong
@@ -230,9 +203,8 @@ CHEATS = json.loads((Path(__file__).parent / "hostile" / "cheats.json").read_tex
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
-@pytest.mark.parametrize("tests", [CASES, SOURCE], ids=["values", "source"])
-def test_cheats_are_wrong(cheat, tests):
-    assert value(CHEATS[cheat], tests=tests) == 0
+def test_cheats_are_wrong(cheat):
+    assert value(CHEATS[cheat], timeout_s=2) == 0
 
 
 FORGES = """
@@ -251,7 +223,7 @@ FORGED = [5, True, None, "x", "", [], {}, [5], {"stdout": 5}, {"stdout": None}, 
 def test_a_forged_report_is_wrong_whatever_it_is(message):
     forged = FORGES.format(f"0, {message!r}") + f"report({message!r}, {message!r})\nos._exit(0)"
     stdin = [{"stdin": "1", "stdout": "2"}]
-    for tests, entry in ((CASES, "f"), (SOURCE, "f"), (stdin, "")):
+    for tests, entry in ((CASES, "f"), (stdin, "")):
         assert value(forged, tests=tests, entry=entry) == 0
 
 
@@ -269,7 +241,7 @@ def test_large_tests_are_scored_and_larger_ones_unscored_never_wrong():
         assert value(program, tests=tests, timeout_s=30) == 1
         assert value("def f(*x): return 0.5", tests=tests, timeout_s=30) == 0
     for tests, says in (
-        ([[["x" * 300_000], "x" * 300_000]], "bytes of results"), ([[[], list(range(30_000))]], "bytes of results"),
+        ([[["x" * 300_000], "x" * 300_000]], "bytes of results"), ([[[], list(range(60_000))]], "bytes of results"),
         ([{"stdin": "1", "stdout": "x\n" * 150_000}], "bytes of results"), ([[["x" * 5_000_000], 1]], "4194304 is the limit"),
     ):  # fmt: skip
         for program in (echo, "def f(*x): return 0"):
@@ -277,32 +249,9 @@ def test_large_tests_are_scored_and_larger_ones_unscored_never_wrong():
             assert score.value is None and says in score.why
 
 
-def test_large_source_tests_are_scored_or_unscored_never_wrong():
-    echo, wrong = "def f(x): return x", "def f(x): return ''"
-    long = f"{'x' * 190_000!r}"
-    fits = [f"assert f({long}) == {long}", *(f"# {'y' * 9_000}\nassert f({i}) == {i}" for i in range(90))]
-    assert (
-        value(echo, echo, tests=fits, timeout_s=30) == 1 and value(wrong, echo, tests=fits, timeout_s=30) == 0
-    )
-    for tests, says in (
-        (["assert len(f('x' * 300_000)) == 300_000"], "calls of more than"),
-        (["assert len(f('x' * 100_000)) == 100_000"] * 3, "calls of more than"),
-        ([f"# {'y' * 90_000}\nassert f({i}) == {i}" for i in range(50)], "4194304 is the limit"),
-    ):  # fmt: skip
-        for program in (echo, wrong):
-            score = check("code", program, echo, tests=tests, entry="f", timeout_s=30)
-            assert score.value is None and says in score.why
-    doubles = "def f(x): return 'x' * x"
-    score = check(
-        "code", doubles, doubles, tests=["assert len(f(300_000)) == 300_000"], entry="f", timeout_s=30
-    )
-    assert score.value is None and "bytes of results" in score.why
-
-
 def test_a_program_that_floods_is_wrong():
     flood = "import os\ndef f(x):\n    os.write(1, b'x' * 300_000)\n    return x + 1"
-    for tests in (CASES, SOURCE):
-        assert value(flood, tests=tests, timeout_s=10) == 0
+    assert value(flood, timeout_s=10) == 0
     assert value("def f(x): return 'x' * 300_000", tests=CASES, timeout_s=10) == 0
 
 
@@ -323,21 +272,9 @@ def test_the_program_never_sees_what_is_expected():
     """
     secret = 81_726_354_433
     gold = f"def f(x): return {secret} if x == 1 else 'not seen'"
-    for tests in (
-        [[[1], secret], [[2], "not seen"]],
-        [f"assert f(1) == {secret}", "assert f(2) == 'not seen'"],
-    ):
-        assert value(gold, gold, tests=tests, timeout_s=10) == 1
-        assert value(SPY, gold, tests=tests, timeout_s=10, partial=True) == 0.5
-
-
-def test_program_and_source_tests_share_one_time_limit():
-    slow = "def f(x):\n    while x == 2: pass\n    return 5"
-    tests = ["while f(1) != 2: pass", "assert f(2) == 3"]
-    start = time.monotonic()
-    score = check("code", slow, GOLD, tests=tests, entry="f", timeout_s=3)
-    assert score.value == 0
-    assert time.monotonic() - start < 4 * 3
+    tests = [[[1], secret], [[2], "not seen"]]
+    assert value(gold, tests=tests, timeout_s=10) == 1
+    assert value(SPY, tests=tests, timeout_s=10, partial=True) == 0.5
 
 
 def test_programs_that_share_the_cores_have_their_time_and_one_that_sleeps_has_no_more():
@@ -354,10 +291,7 @@ def test_programs_that_share_the_cores_have_their_time_and_one_that_sleeps_has_n
     ("options", "says"),
     [({"tests": []}, "1 to 1000 tests"), ({"tests": "assert f(1)"}, "1 to 1000 tests"), ({"tests": [5]}, "a test is '5'"),
      ({"entry": ""}, "need entry"), ({"tests": [["assert f(1) == 2"]]}, "a test is"),
-     ({"tests": SOURCE, "entry": ""}, "need entry"),
-     ({"tests": [[[1], {2}]]}, "JSON cannot hold"), ({"tests": ["x = [1]\nf(1)\nassert f(x) is x"]}, "passes 0"),
-     ({"tests": ["try:\n    f('a')\nexcept TypeError:\n    pass"]}, "passes 0"),
-     ({"tests": ["assert f(1) == 3"]}, "passes 0 of its 1 tests"), ({"tests": ["assert True"]}, "in 0 calls")],
+     ({"tests": ["assert f(1) == 2"]}, "a test is"), ({"tests": [[[1], {2}]]}, "JSON cannot hold")],
 )  # fmt: skip
 def test_useless_tests_are_unscored(options, says):
     score = check("code", GOLD, GOLD, **({"tests": CASES, "entry": "f", "timeout_s": 10} | options))
@@ -375,32 +309,28 @@ def test_no_sandbox_is_unscored(monkeypatch):
     assert score.value is None and "no sandbox here" in score.why
 
 
-# ---- parts
-@pytest.mark.parametrize(
-    "content", [None, True, 0, -7, 10**40, 0.1, "a\ud800", (1, [2]), {1: {2}, "a": b"x"}, frozenset({1}), 1j]
-)
-def test_packing_and_unpacking_gives_the_same_value(content):
-    assert unpack(json.loads(json.dumps(pack(content)))) == content
+# ---- what of a turn is the program
+CODE = Task("x", "p", GOLD, {"kind": "code", "entry": "f", "tests": CASES, "timeout_s": 10})
+
+
+def read(text: str) -> str:
+    return answer_of(CODE, text).answer
 
 
 def test_long_fenced_code_is_an_answer():
     program = "answer: int = 1\n" * 500
     for marks in ("```", "~~~", "  ~~~~"):
-        assert final_answer(f"Answer: x\n{marks}python\n{program}{marks}").count("int") == 500
+        assert read(f"Answer: x\n{marks}python\n{program}{marks}").count("int") == 500
 
 
 def test_code_on_an_answer_line_goes_on_to_the_end():
-    text = f"I tested it.\nAnswer: {GOLD}"
-    assert final_answer(text) == GOLD
-    assert (
-        verify(
-            Task("x", "p", GOLD, {"kind": "code", "entry": "f", "tests": CASES, "timeout_s": 10}),
-            final_answer(text),
-        ).value
-        == 1
-    )
-    assert (
-        final_answer("# Answer: no\n```python\n# answer: 1\nx = 1\n```")
-        == "# Answer: no\n```python\n# answer: 1\nx = 1\n```"
-    )
+    assert read(f"I tested it.\nAnswer: {GOLD}") == GOLD and verify(CODE, read(f"Answer:\n{GOLD}")).value == 1
+    commented = "# Answer: no\n```python\n# answer: 1\nx = 1\n```"
+    assert read(commented) == commented
     assert extract_code(f"```py\n{GOLD}\n```") == f"{GOLD}\n"
+
+
+def test_arguments_that_json_cannot_hold_are_a_python_literal():
+    tests = [{"args": "[(1, 2), {3: 4}]", "expected": [1, 2, 4]}]
+    assert value("def f(x, y): return x + (y[3],)", tests=tests, timeout_s=10) == 1
+    assert value("def f(x, y): return [1, 2, y['3']]", tests=tests, timeout_s=10) == 0

@@ -41,7 +41,7 @@ MBPP = {
     "test_list": ['assert remove_Occ("hello","l") == "heo"', 'assert remove_Occ("abcda","a") == "bcd"'],
     "test_setup_code": "", "challenge_test_list": [],
 }  # fmt: skip
-MBPP_CLEAN = {"task_id": 7, "prompt": "Compare sets.", "code": "def both(a, b):\n    return set(a) & set(b)",
+MBPP_CLEAN = {"task_id": 7, "prompt": "Compare sets.", "code": "def both(a, b):\n    return sorted(set(a) & set(b))",
               "test_imports": ["import math"],
               "test_list": ["assert set(both([1,2],[2])) == set([2])", "assert math.isclose(len(both([1],[1])), 1)"]}  # fmt: skip
 HUMANEVAL = {
@@ -116,6 +116,26 @@ def test_a_row_of_each_schema_becomes_a_task(tmp_path, name, row, answer, right,
     assert [r for r in audit([task]) if not r["passed"]] == []
 
 
+def test_the_calls_of_tests_written_as_source_become_tests_with_values(tmp_path):
+    tests = ["assert f((1, 2)) == 3", "for n in (4, 5):\n    assert f([n]) == n"]
+    row = MBPP | {"code": "def f(x):\n    return sum(x)", "test_list": tests, "test_setup_code": ""}
+    task = load_one("mbpp", row, tmp_path)
+    assert task.verifier["tests"] == [
+        {"args": "[(1, 2)]", "kwargs": {}, "expected": 3},
+        [[[4]], 4],
+        [[[5]], 5],
+    ]
+    assert verify(task, "def f(x): return x[0] * 3 if isinstance(x, tuple) else x[0]").value == 1
+    for code in (
+        "def f(x): return 0",
+        "def f(x): return {sum(x)}",
+        "def f(x): raise ValueError",
+        "def f(x): x.clear()",
+    ):
+        with pytest.raises(DataError, match="its code passes 0 of its 2 tests"):
+            load_one("mbpp", row | {"code": code}, tmp_path)
+
+
 def test_a_row_whose_set_up_needs_its_own_code_is_no_task(tmp_path):
     row = MBPP | {"code": "class Node: pass\ndef depth(n): return 1", "test_setup_code": "root = Node()"}
     with pytest.raises(DataError, match="its tests call 2 functions"):
@@ -160,9 +180,6 @@ def test_commas_between_thousands_are_left_out(tmp_path, written, answer):
     assert task.answer == answer and verify(task, written).value == verify(task, answer).value == 1
 
 
-DEEP = json.loads("[" * 70 + "]" * 70)
-
-
 def leetcode(tests: str) -> dict:
     return agentrl("leetcode_code", tests, "code")
 
@@ -185,8 +202,6 @@ def leetcode(tests: str) -> dict:
           for entry in (5, True, ["f"], "f(", "not a name")),
         ("open_agentrl", agentrl("taco_code", {"inputs": ["1e999"], "outputs": ["1"], "fn_name": "f"}, "code"), "Out of range"),
         ("open_agentrl", agentrl("taco_code", {"inputs": ["1"], "outputs": ["NaN"], "fn_name": "f"}, "code"), "Out of range"),
-        *(("open_agentrl", agentrl("taco_code", {"inputs": [[i]], "outputs": [o], "fn_name": "f"}, "code"), "nested too deeply")
-          for i, o in ((DEEP, 1), (1, DEEP))),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, str) else "",
 )  # fmt: skip

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import time
 import weakref
 from functools import partial
@@ -130,7 +129,7 @@ def test_an_answer_beyond_its_verifiers_limit_is_none_and_told_of(agent):
     finally:
         del KINDS["essay"]
     assert (short.answer, short.success) == (None, 0.0) and long.success == 1
-    assert re.fullmatch(r"no answer: one of 25\d\d characters; 2000 is the limit", short.why)
+    assert short.why == "no answer: the answer has more than 2000 characters"
 
 
 @pytest.mark.parametrize("room", [1, 25, 60, 61, 130])

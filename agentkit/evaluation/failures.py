@@ -58,6 +58,17 @@ def failure_class(t: Trajectory, task: Task) -> str:
     return "step skipped" if is_skipped else "wrong result"
 
 
+def unread(trajectories: Iterable[Trajectory]) -> str:
+    """One sentence: how many answers the protocol could not read, and why, the most frequent reason first."""
+    held = list(trajectories)
+    mark = "no answer: "
+    reasons = Counter(t.why.removeprefix(mark) for t in held if t.answer is None and t.why.startswith(mark))
+    if not reasons:
+        return "Every answer that was given could be read."
+    listed = "; ".join(f"{why} ({n})" for why, n in reasons.most_common())
+    return f"{reasons.total()} of {len(held)} answers could not be read: {listed}."
+
+
 def _was_seen(task: Task, worked: Sequence[ToolResult]) -> bool:
     """Whether a tool returned the right answer, or what the task says it follows from."""
     if not worked:

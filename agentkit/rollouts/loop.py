@@ -45,7 +45,7 @@ from agentkit.tools.runtime import (
     tool_schemas,
     tools_of,
 )
-from agentkit.trajectories import results_of, verifier_kind
+from agentkit.trajectories import results_of
 from agentkit.verifiers import answer_of, verify
 
 _NUMBERS = count()  # of trajectories, in this process

@@ -91,20 +91,16 @@ def check(
         raise ValueError(f"unknown verifier kind {kind!r}: use one of {', '.join(sorted(KINDS))}{_YOURS}")
     if not isinstance(answer, str) or not answer.strip():
         return Score(0.0, "no answer")
-    read = (
-        final_answer(answer, box=options.pop("box", AS_LAST_LINE))
-        if kind in _BY_PROTOCOL
-        else Reading(answer)
-    )
+    is_read = kind in _BY_PROTOCOL
+    read = final_answer(answer, box=options.pop("box", AS_LAST_LINE)) if is_read else Reading(answer)
     if read.answer is None:
         return Score(0.0, f"no answer: {read.why}")
     if len(answer) > MAX_CODE:
         return Score(0.0, f"an answer of {len(answer)} characters; {MAX_CODE} is the limit")
     if gold is None:
         return Score(None, "there is no gold answer")
-    verifier = KINDS[kind]
     try:
-        looks_at = _looks_at(verifier)
+        looks_at = _looks_at(verifier := KINDS[kind])
         context = {"trajectory": trajectory, "question": question or None}
         options |= {name: held for name, held in context.items() if held is not None and name in looks_at}
         ask = partial(verifier, read.answer, str(gold), **options)

@@ -1,8 +1,8 @@
 r"""Answers as mathematics: LaTeX or plain, compared by value and structure in isolated/algebra.py.
 
-Before any algebra: words that the gold answer lacks, an "or", other brackets and another base are wrong. Plain
-numbers are compared as numbers. Everything else goes to a child process that is killed when its time is up.
-Leaves out prose, chains whose sides differ, and units but those behind a number.
+Before any algebra: words that the gold answer lacks, an "or", other brackets and another base are wrong.
+Plain numbers are compared as numbers. Everything else goes to a child process that is killed when its time is
+up. Leaves out prose, chains whose sides differ, and units but those behind a number.
 """
 
 import re

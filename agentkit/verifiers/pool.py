@@ -136,9 +136,14 @@ class Pool:
 
     def _borrowed(self) -> _Child:
         """An idle child that is ready, or a new one."""
-        for _ in range(CHILDREN + 1):  # idle ones may have died
-            child = self._idle.pop() if self._idle else _Child(self._script)
-            if child.ready():
-                return child
-            child.kill()
+        while self._idle:
+            with suppress(IndexError):  # another thread took it
+                child = self._idle.pop()
+                if child.ready():  # it may have died
+                    return child
+                child.kill()
+        child = _Child(self._script)
+        if child.ready():
+            return child
+        child.kill()
         raise Unscored("the verifiers' child process does not start; see that math-verify is installed")

@@ -14,6 +14,7 @@ import re
 from typing import NamedTuple
 
 MAX_ANSWER, MAX_CODE, MAX_TURN = 2_000, 20_000, 200_000  # characters
+MAX_BOXES = 100
 AS_LAST_LINE, IN_SENTENCE = "", "sentence"  # where the option ``box`` lets a box stand
 BEHIND = "the turn has text behind the answer line"
 MARKS = "the turn has two answer lines that differ"
@@ -76,8 +77,9 @@ def final_answer(text: str, *, box: str = AS_LAST_LINE) -> Reading:
     marks = list(_MARK.finditer(text))
     if len({mark["said"].strip(" *_.$") for mark in marks} - {""}) > 1:
         return Reading(None, MARKS)
-    boxes = {(_content(text, found.end()) or "").strip() for found in _BOX.finditer(text)}
-    if len(boxes) > 1:
+    found = list(_BOX.finditer(text))
+    boxes = {(_content(text, start.end()) or "").strip() for start in found[:MAX_BOXES]}
+    if len(boxes) > 1 or len(found) > MAX_BOXES:
         return Reading(None, BOXES)
     if marks:
         said, _, below = _without_delimiters(text[marks[-1].start("said") :]).partition("\n")
@@ -115,7 +117,7 @@ def _limited(answer: str, limit: int) -> Reading:
     if not answer:
         return Reading(None, NOTHING)
     if len(answer) > limit:
-        return Reading(None, f"the answer has {len(answer)} characters; {limit} is the limit")
+        return Reading(None, f"the answer has more than {limit} characters")
     return Reading(answer)
 
 
@@ -124,7 +126,7 @@ def _without_delimiters(text: str) -> str:
 
 
 def _lead_in(text: str) -> str:
-    """The line above the one with the box; "" where that is a whole sentence, which may deny something else."""
+    """The line above the one with the box; "" for a whole sentence, which may deny something else."""
     above = text[: _BOX.search(text).start()].rpartition("\n")[0].rstrip(" \t\n$*[\\")
     return "" if above.endswith((".", "!", "?")) else above.rpartition("\n")[2]
 

@@ -31,7 +31,7 @@ from agentkit.training.adapters import lora, merged
 from agentkit.training.grpo import AgentGRPOTrainer
 from agentkit.training.grpo_config import grpo_config
 from agentkit.training.sft import cold_start, demonstrations
-from agentkit.verifiers import final_answer, verify
+from agentkit.verifiers import answer_of, verify
 
 from .common import case, main, messages, report
 from .peer import StockTrainer
@@ -147,7 +147,7 @@ def _plan_reward(task: Task, completion: list[dict], recipe: Recipe) -> float:
     turns = [str(m.get("content") or "") for m in completion if m["role"] == "assistant"]
     replies = [str(m.get("content")) for m in completion if m["role"] == "tool"]
     valid = sum("error" not in text[:12].lower() for text in replies) / max(len(replies), 1)
-    right = bool(turns) and verify(task, final_answer(turns[-1]) or "").value == 1.0
+    right = bool(turns) and verify(task, answer_of(task, turns[-1]).answer).value == 1.0
     short = -TURN_PENALTY * len(turns) if right else 0.0
     return right + 0.1 * valid + short
 

@@ -59,11 +59,8 @@ def bench_verifiers(quick: bool = False) -> dict[str, Any]:
 def agreement(every: int = 1) -> dict[str, Any]:
     """The symbolic verifier on labelled cases: how many verdicts equal the label, and which do not.
 
-    Of the 256 labels, some 37 differ on purpose: answers in prose around which stands no known frame (12) or
-    beside which another one is given (6), decimals for a fraction without a declared tolerance (3), decimal
-    commas, which separate thousands here (3), and an inequality for its interval, which is right here (1).
-    Another time of day is wrong, and a gold answer that is no expression is unscored. Five labels are
-    mistaken or pin down the reader's own limits, such as 1 + 1/e for 1 - 1/e.
+    Labels differ on purpose where an answer stands in prose, and for decimals in the place of a fraction,
+    decimal commas and other times of day. A gold answer that is no expression is unscored.
     """
     rows = [json.loads(line) for line in LABELLED.read_text(encoding="utf-8").splitlines()][::every]
     outcomes, different = {"agree": 0, "differ": 0, "unscored": 0}, []
@@ -120,7 +117,6 @@ PEERS: dict[str, Callable[[int], bool]] = {
     "regex": lambda n: float(re.search(APPLES, f"I found {n} apples.")[1]) == n,
     "symbolic": _math_verify_peer,
     "code": _subprocess_peer,
-    "code_source_tests": _subprocess_peer,
 }
 
 

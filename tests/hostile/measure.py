@@ -1,7 +1,10 @@
 """How often the verifiers accept a wrong answer or refuse a right one, by the form of what was written.
 
 Run ``python -m tests.hostile.measure [FILE ...]``: JSON lists of labelled rows, by default those of this
-folder. A row holds kind, answer (or turn, a whole last turn), gold, options and value (1, 0 or None).
+folder. A row holds kind, answer (or turn, a whole last turn), gold, options and value: 1 right, 0 wrong, None
+where nobody can tell. ``is`` says where the verdict is another: "refused by rule" for a right answer that does
+not stand where the protocol looks, "accepted, though wrong" for a known fault, "unscored" or "wrong" where the
+gold answer cannot be read.
 """
 
 from __future__ import annotations
@@ -16,11 +19,11 @@ from pathlib import Path
 from agentkit import Task
 from agentkit.verifiers import answer_of, check
 
-ROWS = (Path(__file__).with_name("answers.json"), Path(__file__).with_name("turns.json"))
+ROWS = Path(__file__).with_name("answers.json")
 
 
-def rows_of(*files: Path) -> list[dict]:
-    return [row for file in files for row in json.loads(Path(file).read_text(encoding="utf-8"))]
+def rows_of(*files: str | Path) -> list[dict]:
+    return [row for file in files or (ROWS,) for row in json.loads(Path(file).read_text(encoding="utf-8"))]
 
 
 def verdict(row: dict) -> tuple[float | None, str]:
@@ -58,7 +61,7 @@ def form(text: str) -> str:
 
 def main(*files: str) -> None:
     start, counts, accepted = time.monotonic(), defaultdict(Counter), []
-    rows = rows_of(*(map(Path, files) if files else ROWS))
+    rows = rows_of(*files)
     for row in rows:
         value, why = verdict(row)
         given, text = ("turn", row["turn"]) if "turn" in row else ("answer", row["answer"])

@@ -5,76 +5,45 @@ verdict.
 from __future__ import annotations
 
 import contextlib
-import json
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
-from pathlib import Path
 
 import psutil
 import pytest
+from hostile.measure import rows_of, verdict
 
-from agentkit.verifiers import check, final_answer
-from agentkit.verifiers.symbolic import _worker
-from agentkit.verifiers.worker import TIMEOUT_S
+from agentkit.verifiers import check
+from agentkit.verifiers.mathematics import _pool
+from agentkit.verifiers.pool import CHILDREN, TIMEOUT_S
 
-CASES = json.loads(Path(__file__).with_name("answers.json").read_text(encoding="utf-8"))
-TURNS = json.loads(Path(__file__).with_name("turns.json").read_text(encoding="utf-8"))  # last turns, whole
-CHUNK = 200
+ROWS = rows_of()
+KINDS = ("exact", "numeric", "regex", "symbolic")
 LIMIT_S = TIMEOUT_S + 8  # the rest is for a machine that does other work too
+EXPECTED = {"unscored": None, "refused by rule": 0, "accepted, though wrong": 1, "wrong": 0}
 
 
-def settled(kind: str, answer: str, gold: str, **options) -> float | None:
-    """The verdict; asked for again where the machine is too busy to give one."""
-    for _ in range(10):
-        score = check(kind, answer, gold, **options)
-        if "too busy" not in score.why:
-            return score.value
-    pytest.fail(score.why)
+@pytest.mark.parametrize("kind", KINDS)
+def test_labelled_answers_get_their_verdicts(kind):
+    own = [row for row in ROWS if row["kind"] == kind]
+    expected = [row["value"] if "is" not in row else EXPECTED[row["is"]] for row in own]
+    judged = [verdict(row) for row in own]
+    pairs = zip(own, expected, judged, strict=True)
+    assert [(row, given) for row, value, given in pairs if given[0] != value] == []
 
 
-def chunks(cases: list[dict]) -> list[list[dict]]:
-    """Of one kind each: a test for each of thousands takes longer than its verdict."""
-    kinds = [
-        [case for case in cases if case["kind"] == kind] for kind in dict.fromkeys(c["kind"] for c in cases)
-    ]
-    return [own[i : i + CHUNK] for own in kinds for i in range(0, len(own), CHUNK)]
-
-
-def wrong(cases: list[dict]) -> list[dict]:
-    """Those whose verdict is another, with what it was."""
-    judged = [(c, settled(c["kind"], c["answer"], c["gold"], **c.get("options", {}))) for c in cases]
-    return [case | {"judged": value} for case, value in judged if value != case["value"]]
-
-
-@pytest.mark.parametrize(
-    "cases", chunks(CASES), ids=lambda own: f"{own[0]['kind']} {own[0]['answer'][:30]!a}"
-)
-def test_hostile_answers_get_their_verdicts(cases):
-    assert wrong(cases) == []
-
-
-@pytest.mark.parametrize("cases", chunks(TURNS), ids=lambda own: f"{own[0]['kind']} {own[0]['turn'][-40:]!a}")
-def test_the_answers_of_last_turns_get_their_verdicts(cases):
-    assert wrong([case | {"answer": final_answer(case["turn"]) or ""} for case in cases]) == []
-
-
-def test_no_case_is_left_out():
-    for cases in (CASES, TURNS):
-        assert sorted(map(str, cases)) == sorted(str(case) for own in chunks(cases) for case in own)
-
-
-def test_every_verifier_is_attacked():
-    assert len(CASES) >= 150 and Counter(case["kind"] for case in CASES).keys() == {
-        "exact",
-        "numeric",
-        "regex",
-        "symbolic",
-    }
+def test_what_is_accepted_though_it_is_wrong_is_rare_and_no_answer_line():
+    """Of 8,168 wrong answers that were labelled before these rows were drawn from them, 17 were accepted."""
+    known = [row for row in ROWS if row.get("is") == "accepted, though wrong"]
+    texts = [row.get("turn", row.get("answer")) for row in known]
+    assert len(known) <= 17 and not [text for text in texts if "Answer:" in text or r"\boxed" in text]
+    assert Counter(row["kind"] for row in ROWS).keys() == set(KINDS) and len(ROWS) > 600
 
 
 def test_heavy_answers_on_many_threads_all_end():
-    check("symbolic", "1+x", "x+1")  # the server is up
+    check("symbolic", "1+x", "x+1")  # a child is up
     spent = {}
 
     def attack(number: int) -> None:
@@ -87,14 +56,7 @@ def test_heavy_answers_on_many_threads_all_end():
         thread.start()
     for thread in threads:
         thread.join(10 * LIMIT_S)
-    assert len(spent) == 6 and max(spent.values()) < LIMIT_S
-
-
-def load(process: psutil.Process) -> float:
-    """Percent of a processor that a process takes; 0 where it has ended."""
-    with contextlib.suppress(psutil.Error):
-        return process.cpu_percent(0.1) if process.status() != "zombie" else 0.0
-    return 0.0
+    assert len(spent) == 6 and max(spent.values()) < 6 * LIMIT_S / CHILDREN
 
 
 def lives(process: psutil.Process) -> bool:
@@ -105,11 +67,9 @@ def lives(process: psutil.Process) -> bool:
 
 def test_a_child_that_died_while_it_was_idle_costs_no_verdict():
     check("symbolic", "1+x", "x+1")
-    idle = [psutil.Process(child.pid) for child in _worker._idle]
-    for process in idle:
-        process.kill()
-    while any(map(lives, idle)):
-        time.sleep(0.01)
+    for child in list(_pool._idle):
+        child.process.kill()
+        child.process.wait()
     assert check("symbolic", "2+x", "x+2").value == 1
 
 
@@ -118,11 +78,14 @@ def test_killed_checks_leave_no_process_behind():
     for number in range(3):
         check("symbolic", f"10000000!+{number}", "1")
         check("regex", "a" * 40 + f"!{number}", "x", pattern="(a+)+$")
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
-        busy = [p for p in left if load(p) > 50]
-        left = [p for p in left if lives(p)]
-        if not busy and len(left) <= 4:
-            break
-    assert not busy and len(left) <= 4  # two servers and an idle child each
+    left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before and lives(p)]
+    assert len(left) <= max(CHILDREN, 2)
+
+
+def test_a_script_without_a_guard_is_not_run_again(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "from agentkit.verifiers import check\nprint('ran')\nprint(check('symbolic', 'x+1', '1+x').value)\n"
+    )
+    child = subprocess.run([sys.executable, script], timeout=120, capture_output=True, text=True)
+    assert child.stdout.split() == ["ran", "1.0"], child.stderr
