@@ -139,11 +139,26 @@ class Lab:
         return from_recipe(self.recipe, {**self.own_rewards, **asked})
 
     def suite(self) -> Suite:
-        """The recipe's suite: built from its families, or read from its ``tasks``, a file or a public data
-        set (``gsm8k``, or ``gsm8k:FILE`` for local rows of it), and split where they are not.
+        """The recipe's suite; a warning names system prompts that ask for no answer the verifiers can read.
 
         Raises:
             SuiteError, RunError: it cannot be built, or read.
+        """
+        suite = self._suite()
+        for family in sorted({t.family for t in suite if verifiers.reads_by_protocol(t)} & self.own_families):
+            prompt = getattr(example(self.families[family].environment), "system_prompt", None)
+            if isinstance(prompt, str) and not verifiers.asks_for_answer(prompt):
+                warnings.warn(
+                    f"the system prompt of family {family!r} asks for no last line 'Answer: ...' and no "
+                    "\\boxed{...}, so its verifier will find few answers: ask for one, or give the verifier "
+                    'the option box: "sentence"',
+                    stacklevel=2,
+                )
+        return suite
+
+    def _suite(self) -> Suite:
+        """The suite: built from its families, or read from its ``tasks``, a file or a public data
+        set (``gsm8k``, or ``gsm8k:FILE`` for local rows of it), and split where they are not.
         """
         recipe = self.recipe
         if recipe.tasks and recipe.new_templates:

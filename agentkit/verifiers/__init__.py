@@ -4,16 +4,25 @@ The verifier is the reward signal. Users add their own with ``register``. Leaves
 """
 
 from agentkit.verifiers.judge import judge
-from agentkit.verifiers.kinds import KINDS, SHIPPED, answer_of, check, looks_at_calls, register, verify
+from agentkit.verifiers.kinds import (
+    KINDS,
+    SHIPPED,
+    answer_of,
+    check,
+    looks_at_calls,
+    reads_by_protocol,
+    register,
+    verify,
+)
 from agentkit.verifiers.mathematics import symbolic
 from agentkit.verifiers.numbers import numeric, parse_number
 from agentkit.verifiers.patterns import regex
 from agentkit.verifiers.programs import code
-from agentkit.verifiers.protocol import MAX_ANSWER, MAX_CODE, final_answer
+from agentkit.verifiers.protocol import MAX_ANSWER, MAX_CODE, asks_for_answer, final_answer
 from agentkit.verifiers.words import exact, gaia_equal, normalize, squad_normalize
 
 __all__ = [
-    "KINDS", "MAX_ANSWER", "MAX_CODE", "SHIPPED", "answer_of", "check", "code", "exact", "final_answer",
-    "gaia_equal", "judge", "looks_at_calls", "normalize", "numeric", "parse_number", "regex",
-    "register", "squad_normalize", "symbolic", "verify",
+    "KINDS", "MAX_ANSWER", "MAX_CODE", "SHIPPED", "answer_of", "asks_for_answer", "check", "code", "exact",
+    "final_answer", "gaia_equal", "judge", "looks_at_calls", "normalize", "numeric", "parse_number",
+    "reads_by_protocol", "regex", "register", "squad_normalize", "symbolic", "verify",
 ]  # fmt: skip

@@ -24,7 +24,14 @@ from agentkit.verifiers.mathematics import symbolic
 from agentkit.verifiers.numbers import numeric
 from agentkit.verifiers.patterns import regex
 from agentkit.verifiers.programs import code
-from agentkit.verifiers.protocol import AS_LAST_LINE, MAX_CODE, Reading, final_answer, whole_answer
+from agentkit.verifiers.protocol import (
+    AS_LAST_LINE,
+    IN_SENTENCE,
+    MAX_CODE,
+    Reading,
+    final_answer,
+    whole_answer,
+)
 from agentkit.verifiers.words import exact
 
 Verifier = Callable[..., Score | float]  # (answer, gold, *, trajectory=None, **options)
@@ -119,6 +126,11 @@ def answer_of(task: Task, text: str) -> Reading:
     if verifier_kind(task) in _BY_PROTOCOL:
         return final_answer(text, box=task.verifier.get("box", AS_LAST_LINE))
     return whole_answer(text)
+
+
+def reads_by_protocol(task: Task) -> bool:
+    """Whether the verifier takes an answer from its place only: the last line or a lone box."""
+    return verifier_kind(task) in _BY_PROTOCOL and task.verifier.get("box") != IN_SENTENCE
 
 
 def looks_at_calls(kind: str) -> bool:

@@ -97,6 +97,11 @@ def final_answer(text: str, *, box: str = AS_LAST_LINE) -> Reading:
     return _limited(answer, MAX_ANSWER)
 
 
+def asks_for_answer(prompt: str) -> bool:
+    """Whether a system prompt tells the policy to answer by the protocol."""
+    return bool(re.search(r"answer[*_ ]*[:：]|answer is|#{4}|\\boxed", prompt, re.IGNORECASE))
+
+
 def whole_answer(text: str) -> Reading:
     """The answer of a last turn where it may have many lines: a program, or an essay that a judge reads.
 
