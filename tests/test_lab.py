@@ -679,3 +679,18 @@ def test_an_extended_lab_is_for_this_notebook_only(recipe):
         lab.extended(families={"shop": Family(environment=Shop)}).check_for_children()
     with pytest.raises(RecipeError, match="brevity would be missing in the training processes.*lab file"):
         lab.extended(rewards={"brevity": (statistics.fmean, 1.0)}).check_for_children()  # from a module
+
+
+def test_a_system_prompt_that_asks_for_no_answer_line_is_warned_of(recipe, tmp_path):
+    for prompt, verifier, told in (
+        ("Be brief.", "numeric", True),
+        ("Be brief.", "counted", False),  # which reads what it likes
+        ('End with a line "Answer: ...".', "numeric", False),
+    ):
+        mine = MINE.replace('"counted", tools', f'"{verifier}", tools')
+        mine = mine.replace("    def reset(", f"    system_prompt = {prompt!r}\n\n    def reset(")
+        (tmp_path / "mine.py").write_text(mine)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            Lab.open(recipe).suite()
+        assert told == any("asks for no last line 'Answer: ...'" in str(w.message) for w in caught)

@@ -23,7 +23,6 @@ from itertools import chain, count, groupby
 from typing import Any
 
 from agentkit.records import DataError, Score, StopReason, Task, ToolCall, ToolResult, Trajectory, Turn
-from agentkit.rollouts.call_formats import parse_stored
 from agentkit.rollouts.chat import ChatCodec
 from agentkit.rollouts.mask import Completion
 from agentkit.rollouts.policy import EngineError, Policy, Request
@@ -195,6 +194,7 @@ class _Rollout:
     answer: str | None = None
     number: int = field(default_factory=lambda: next(_NUMBERS))
     environment: Any = None
+    unread: str = ""  # why the last turn holds no answer
     failure: DataError | None = None  # why no environment could be reset
 
     async def trajectory(self) -> Trajectory:
@@ -239,7 +239,7 @@ class _Rollout:
             turns=tuple(self.turns),
             stop_reason=stop,
             answer=self.answer,
-            why=str(self.failure or ""),
+            why=str(self.failure or self.unread),
         )
         try:
             verdict = await in_thread(partial(_verdict, self.task, done), VERDICT_S)
@@ -308,7 +308,7 @@ class _Rollout:
                 )
             parsed = self.codec.parse(ids, request.ids)
             if not parsed.calls and not parsed.errors:
-                self.answer = answer_of(self.task, parsed.text).answer
+                self.answer, self.unread = answer_of(self.task, parsed.text)
                 return StopReason.ANSWER
             runs = [await self._answered(*run) for run in groupby(parsed.calls, self._at_once)]
             results = (*chain(*runs), *map(malformed, parsed.errors))
@@ -374,8 +374,7 @@ def _verdict(task: Task, trajectory: Trajectory) -> Score:
     if trajectory.answer is None:
         if trajectory.stop_reason is not StopReason.ANSWER:
             return Score(0.0, f"no answer ({trajectory.stop_reason.value})")
-        said = parse_stored(trajectory.turns[-1].text).text
-        return Score(0.0, f"no answer: {answer_of(task, said).why}")
+        return Score(0.0, f"no answer: {trajectory.why}")
     try:
         return verify(task, trajectory)
     except (Exception, SystemExit) as error:  # a verifier that fails must not look like a wrong answer
