@@ -214,7 +214,7 @@ def make_policy(model: Any, tokenizer: Any, name: str, recipe: Recipe, engine: A
         policy = VllmPolicy(model, tokenizer, name, engine=engine, **room)
         policy.in_flight = recipe.max_batch
     try:
-        sync(policy, model, recipe.temperature, recipe.sync_threshold)
+        sync(policy, model, recipe.temperature)
     except BaseException:
         policy.close()
         raise

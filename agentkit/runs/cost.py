@@ -30,6 +30,7 @@ PHASES = (
     "Final evaluation",  # controls included
     "Everything else",
 )
+EXTRA = 1.0  # rollouts in place of dead groups, as a multiple of a step's, at most
 PRICES = "prices.yaml"
 TIMINGS = ("rollout_seconds", "update_seconds", "val_seconds")  # of train/metrics.jsonl, phases 1 to 3
 
@@ -129,8 +130,8 @@ def counts(recipe: Recipe, n_test: int = 0, dead: float = 0.0) -> dict[str, int]
     batch, controls = recipe.prompts_per_step * recipe.group_size, recipe.controls
     shown = min(train, recipe.sft_tasks or train)
     evaluated = test * recipe.test_samples
-    steps = math.ceil(recipe.steps / recipe.num_iterations / recipe.minibatches)  # that sample
-    sampled = steps * batch * (1 + recipe.resample_correct) * (1 + replacing(recipe, dead, train))
+    steps = math.ceil(recipe.steps / recipe.minibatches)  # that sample
+    sampled = steps * batch * (1 + replacing(recipe, dead, train))
     rollouts, updates = round(sampled), recipe.steps * batch // recipe.minibatches
     return {
         "demonstrations": shown * recipe.sft_transcripts * recipe.sft_epochs if recipe.sft else 0,
@@ -155,7 +156,7 @@ def replacing(recipe: Recipe, dead: float, train: int) -> float:
     """
     if recipe.dead_groups != "replace":
         return 0.0
-    most = min(recipe.extra_rollouts, max(0.0, train / recipe.prompts_per_step - 1))
+    most = min(EXTRA, max(0.0, train / recipe.prompts_per_step - 1))
     if dead >= 1:
         return most
     rounds = sum(1 - (1 - dead**number) ** recipe.prompts_per_step for number in range(1, 100))
@@ -186,7 +187,7 @@ def forecast(recipe: Recipe, rates: Rates, n_test: int = 0, dead: float = 0.0) -
 # ---- from a run
 def sampled(metrics: pd.DataFrame, recipe: Recipe) -> pd.Series:
     """Trajectories that each row of a training's metrics sampled, those in place of dead groups included."""
-    batch = recipe.prompts_per_step * recipe.group_size * (1 + recipe.resample_correct)
+    batch = recipe.prompts_per_step * recipe.group_size
     samples = metrics["rollout_seconds"].notna()  # other rows are validation, or train on the same rollouts
     return samples * (batch + metrics["extra_rollouts"].fillna(0))
 
@@ -248,7 +249,7 @@ def measured_rates(run: Run) -> Rates:
         )
     batch = recipe.prompts_per_step * recipe.group_size
     n, validated = counts(recipe, tests_of(run)), int(metrics["val_seconds"].notna().sum())
-    rollout = evaluation = spent[PHASES[1]] / (steps * batch * (1 + recipe.resample_correct))
+    rollout = evaluation = spent[PHASES[1]] / (steps * batch)
     if PHASES[4] in spent:
         stage = run.manifest["stages"]["05_compare"]
         apart = sum(took.get("seconds", 0.0) for took in stage.get("controls", {}).values())  # tests included
@@ -260,7 +261,7 @@ def measured_rates(run: Run) -> Rates:
     return Rates(
         rollout=rollout,
         evaluation=evaluation,
-        update=spent[PHASES[2]] / (steps * recipe.num_iterations * batch),
+        update=spent[PHASES[2]] / (steps * batch),
         demonstration=cold_start / n["demonstrations"] if n["demonstrations"] else 0.0,
         other=spent[PHASES[5]],
         source=f"measured on {run.path.name}, {steps} steps with processes: {recipe.processes}",

@@ -30,7 +30,7 @@ from agentkit.recipe import Recipe
 from agentkit.records import RecipeError
 from agentkit.runs.files import model_path
 from agentkit.training.adapters import lora
-from agentkit.training.prefix import PLAIN_ROWS, chunked_logprobs
+from agentkit.training.prefix import chunked_logprobs
 from agentkit.training.trainers import checkpoints
 
 PROMPT = 1024  # tokens of system prompt, tools and question
@@ -85,7 +85,6 @@ class MemoryPlan:
     rollouts: float  # weights and reading prompts; 0 where an engine brings its own share
     engine_share: float  # of the GPU, that an engine takes, or keys and values of engine transformers at most
     micro_batch: int  # trajectories in one, or as many as its tokens can hold
-    row_tokens: int = 0  # of a trajectory, where micro_batch_tokens is set
     kept: float = 0.0  # keys and values of all trajectories that are sampled together
     sleeps: bool = False  # the engine gives its share back during the update
     cached: float = 0.0  # keys and values of one trajectory, the least that an engine of its own must hold
@@ -127,8 +126,6 @@ class MemoryPlan:
         if self.needed(size_gb) <= room:
             return "fits"
         fitting = [n for n in range(1, self.micro_batch) if self.needed(size_gb, n) <= room]
-        if fitting and self.row_tokens:
-            return f"micro_batch_tokens: {fitting[-1] * self.row_tokens}"
         if fitting:
             return f"micro_batch: {fitting[-1]}"
         if self.update_fixed * MARGIN > room:
@@ -148,7 +145,7 @@ def plan(
     completion = recipe.max_tokens
     scored = min(completion, recipe.max_turns * recipe.max_turn_tokens)
     row = PROMPT + completion
-    rows = max(-(-recipe.micro_batch_tokens // row), 1) if recipe.micro_batch_tokens else recipe.micro_batch
+    rows = recipe.micro_batch
     own_cache = recipe.engine == "transformers"
     try:
         why = unkept(config) if own_cache else ""
@@ -172,7 +169,6 @@ def plan(
         rollouts=prefill if own_cache else 0.0,
         engine_share=0.0 if recipe.engine == "server" else recipe.engine_memory,
         micro_batch=rows,
-        row_tokens=row if recipe.micro_batch_tokens else 0,
         kept=GROWTH * together * cached if own_cache else 0.0,
         sleeps=recipe.engine == "vllm" and can_sleep(),
         # of 4 bits weights are counted in 16
@@ -228,9 +224,8 @@ def update_peak(
         ids = torch.randint(0, config.get_text_config().vocab_size, (rows, tokens))
         with Alive([*model.parameters(), *model.buffers()]) as alive:
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype != torch.float32):
-                parts = ids.split(rows if recipe.share_prefixes else PLAIN_ROWS)
-                logprobs = [_logprobs(model, part, scored, device) for part in parts]
-            torch.cat(logprobs).sum().backward()
+                logprobs = _logprobs(model, ids, scored, device)
+            logprobs.sum().backward()
             del logprobs
             optimizer.step()
     return float(alive.peak)

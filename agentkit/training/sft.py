@@ -154,7 +154,7 @@ def fine_tune(
     trainer.remove_callback(PrinterCallback)
     leave_shards(trainer.model)
     own = trainer.accelerator.unwrap_model(trainer.model)
-    trainer.score, _ = scorer(own, recipe.share_prefixes)
+    trainer.score, _ = scorer(own, True)
     trainer.train()
     on_main_process(lambda: save_adapter(trainer.model, tokenizer, out))
     log = [{"step": row["step"], "loss": row["loss"]} for row in trainer.state.log_history if "loss" in row]

@@ -29,15 +29,14 @@ def update_seconds(model: Any, trajectories: Sequence[Trajectory], recipe: Recip
     trajectories = [t for t in trajectories if any(t.action_mask)]
     if not trajectories:
         return None
-    longest = max(len(t.prompt_ids) + len(t.completion_ids) for t in trajectories)
-    size = max(recipe.micro_batch_tokens // longest, 1) if recipe.micro_batch_tokens else recipe.micro_batch
+    size = recipe.micro_batch
     parts = [trajectories[i : i + size] for i in range(0, len(trajectories), size)]
     parts = [parts[i * len(parts) // PARTS] for i in range(PARTS)] if len(parts) > PARTS else parts
     has_adapter = isinstance(model, PeftModel)
     with torch.random.fork_rng():
         adapted = model if has_adapter else get_peft_model(model, lora(recipe, model))
     try:
-        score, _ = scorer(adapted, recipe.share_prefixes)
+        score, _ = scorer(adapted, True)
         adapted.train()
         if checkpoints(adapted.dtype):
             adapted.enable_input_require_grads()
