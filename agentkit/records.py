@@ -157,6 +157,10 @@ class Image:
 class AgentkitError(Exception):
     """What the user or the machine can mend. The message is one sentence that says how; no more is shown."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows, in place of a traceback through code that is not at fault."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class RecipeError(AgentkitError, ValueError):
     """A recipe has an unknown key, a value of the wrong type or out of bounds, or cannot be read."""

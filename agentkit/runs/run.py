@@ -101,9 +101,10 @@ class Run:
                 writer = next(
                     (w for start, w in WRITERS.items() if needed.startswith(start)), "that writes it"
                 )
+                before = STAGES[STAGES.index(name) - 1][:2] if name in STAGES[1:] else name
                 raise RunError(
-                    f"{name} needs {self.file(needed)}, which does not exist. Run notebook {writer} for this "
-                    "run first."
+                    f"{name} needs {self.file(needed)}, which does not exist: run notebook {writer} first "
+                    f"with the same recipe and run, or call agentkit run RECIPE --run {self.path} --to {before}"
                 )
         files = file_digests(recipe) | ({"lab": lab} if lab else {})
         if name in STAGES:  # drawing has no place in their order

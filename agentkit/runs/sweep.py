@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from annotated_types import MinLen
@@ -28,7 +29,7 @@ from agentkit.runs.files import alone, read_json, write_json
 from agentkit.runs.fingerprints import STAGES, file_digests, fingerprints
 from agentkit.runs.run import MANIFEST, Run, check_name, versions
 from agentkit.runs.schemas import fault, sentence
-from agentkit.runs.slots import Deal
+from agentkit.runs.slots import Deal, one_by_one
 from agentkit.runs.stages import RUNNING
 
 SHARED = 2  # stages that are made once for all cells that agree in them
@@ -99,22 +100,24 @@ class Cell:
 
 
 # ---- the file
-def read_design(path: str | Path, recipe: str | Path | None = None) -> Design:
-    """A sweep file, of another ``recipe`` if one is given. Raises RecipeError with a sentence for whatever
-    would make the sweep worthless.
+def read_design(
+    path: str | Path, recipe: str | Path | None = None, changes: Mapping[str, Any] = MappingProxyType({})
+) -> Design:
+    """A sweep file, of another ``recipe`` or with ``changes`` to it in every arm. Raises RecipeError with a
+    sentence for whatever would make the sweep worthless.
     """
     values = read_yaml(path := located(path))
     try:
         file = File.model_validate(values)
         own = path.parent / file.recipe
         base = located(recipe) if recipe else own if own.is_file() else find_file(file.recipe)
-        return _design(path, file, base.resolve())
+        return _design(path, file, base.resolve(), changes)
     except (RecipeError, ValidationError) as error:
         said = sentence(error) if isinstance(error, ValidationError) else error
         raise RecipeError(f"{path}: {said}") from None
 
 
-def _design(path: Path, file: File, recipe: Path) -> Design:
+def _design(path: Path, file: File, recipe: Path, more: Mapping[str, Any]) -> Design:
     if len({*file.seeds}) < len(file.seeds):
         raise RecipeError(f"seeds is {file.seeds}: list different whole numbers, as in [1, 2, 3]")
     base, arms, given = read_recipe(recipe), {}, {name: v or {} for name, v in (file.arms or {}).items()}
@@ -122,7 +125,7 @@ def _design(path: Path, file: File, recipe: Path) -> Design:
         Recipe.from_mapping(base | {"seed": seed})  # raises where it lies out of bounds
     unchanged, known = (Arm(Recipe.from_mapping(base), {}).keys()[-1], "grpo"), {}
     for name, changes in [*given.items(), *_grid(file.grid or {})]:
-        arm = _arm(name, base, beside(path, changes))
+        arm = _arm(name, base, {**more, **beside(path, changes)})
         equal = known.setdefault((arm.keys()[-1], arm.policy), name)
         if equal in given and name not in given:
             continue  # the grid's own of an arm that is given
@@ -167,6 +170,14 @@ def _arm(name: str, base: Mapping[str, Any], changes: dict[str, Any]) -> Arm:
 
 
 # ---- the folder
+def open_sweep(file: str | Path, folder: str | Path, changes: Mapping[str, Any]) -> "Sweep":
+    """The sweep in a folder; where there is none yet, that of a file is made, a cell after the other."""
+    sweep = Sweep(folder)
+    if not sweep.file("sweep.json").exists():
+        Driver(read_design(file, changes=changes), sweep, one_by_one, print).run()
+    return sweep
+
+
 class Sweep:
     """A sweep's folder: sweep.json and the cells."""
 
