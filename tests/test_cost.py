@@ -50,18 +50,12 @@ def test_counts_by_hand():
         "control rollouts": 0,
         "control updates": 0,
     }
-    more = counts(Recipe.from_mapping(SMALL | {"controls": "sft_more,rft", "resample_correct": True}))
-    assert (more["rollouts"], more["updates"], more["final"]) == (80, 40, 3 * 15 * 4)
+    more = counts(Recipe.from_mapping(SMALL | {"controls": "sft_more,rft"}))
+    assert (more["rollouts"], more["updates"], more["final"]) == (40, 40, 3 * 15 * 4)
     assert (more["control rollouts"], more["control updates"]) == (
-        80,
+        40,
         40 + 70 * 2,
     )  # sft_more samples nothing
-    twice = Recipe.from_mapping(SMALL | {"num_iterations": 2, "sft": False})
-    assert (counts(twice)["rollouts"], counts(twice)["updates"], counts(twice)["demonstrations"]) == (
-        20,
-        40,
-        0,
-    )
 
 
 def test_forecast_by_hand():
@@ -115,14 +109,12 @@ def small_run(path, steps=10, done=("01_tasks", "02_baseline", "03_grpo", "05_co
     return run
 
 
-def test_rollouts_are_counted_twice_where_each_group_is_chosen_from_two(tmp_path):
+def test_rollouts_in_place_of_dead_groups_are_counted(tmp_path):
     run, sampled = small_run(tmp_path / "a", steps=0), {"rollout_seconds": 8.0}
     for step, row in enumerate((sampled | {"extra_rollouts": 8}, {}, sampled), 1):
         append_jsonl(run.file("train", "metrics.jsonl"), {"step": step} | row)
     recipe = Recipe(prompts_per_step=2, group_size=4)
     assert list(cost.sampled(run.metrics, recipe)) == [0, 16, 0, 8]
-    twice = Recipe(prompts_per_step=2, group_size=4, resample_correct=True)
-    assert list(cost.sampled(run.metrics, twice)) == [0, 24, 0, 16]
 
 
 def test_rates_are_measured_back(tmp_path):
@@ -138,9 +130,6 @@ def test_rates_are_measured_back(tmp_path):
     )
     assert "measured on a, 10 steps" in rates.source
     assert forecast(Recipe.of(run), rates) == actual(run)
-    run.update(recipe={"resample_correct": True})
-    assert forecast(Recipe.of(run), measured_rates(run)) == actual(run)
-    run.update(recipe={"resample_correct": False})
     run.update(recipe={"processes": 2})
     assert measured_rates(run).rollout == 4.0 and actual(run)[PHASES[1]] == 160.0
 
@@ -175,9 +164,8 @@ def test_a_policy_took_the_notebooks_that_made_it(tmp_path):
     assert cost.made_in(run, "grpo") == 285.0 + trained > 400
 
 
-@pytest.mark.parametrize(("key", "passes"), [("minibatches", 1), ("num_iterations", 2)])
-def test_rates_where_a_batch_of_rollouts_is_trained_on_in_two_steps(tmp_path, key, passes):
-    """Every second step samples four trajectories; minibatches train on each once, iterations twice."""
+def test_rates_where_a_batch_of_rollouts_is_trained_on_in_two_steps(tmp_path):
+    """Every second step samples four trajectories."""
     run = small_run(tmp_path / "a")
     path = run.file("train", "metrics.jsonl")
     rows = [
@@ -185,9 +173,9 @@ def test_rates_where_a_batch_of_rollouts_is_trained_on_in_two_steps(tmp_path, ke
         for row in read_jsonl(path)
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run.update(recipe={key: 2, "micro_batch": 2})
+    run.update(recipe={"minibatches": 2, "micro_batch": 2})
     rates = measured_rates(run)
-    assert rates.rollout == 5 * 8.0 / (5 * 4) and rates.update == 10 * 2.0 / (5 * 4 * passes)
+    assert rates.rollout == 5 * 8.0 / (5 * 4) and rates.update == 10 * 2.0 / (5 * 4)
     forecasted = forecast(Recipe.of(run), rates)
     assert (forecasted[PHASES[1]], forecasted[PHASES[2]]) == (40.0, 20.0)
 

@@ -279,7 +279,7 @@ def test_the_timed_update_holds_a_chunk_of_logits_at_a_time(kind, monkeypatch):
     ]
     model = tiny(kind, 32_000)
     with memory.Alive([*model.parameters(), *model.buffers()]) as alive:
-        update_seconds(model, rows, Recipe(share_prefixes=False, micro_batch=4, beta=0.05))
+        update_seconds(model, rows, Recipe(micro_batch=4, beta=0.05))
     assert alive.peak < 4 * 256 * 32_000 * 4 / 2, "half of what the logits alone would take"
 
 
@@ -302,18 +302,6 @@ def test_a_model_that_cannot_be_traced_is_named(tmp_path):
         RecipeError, match=r"not planned: the model '.*' \(llama4_text\) cannot be traced.*Error"
     ):
         memory.plan(recipe)
-
-
-def test_a_plan_by_tokens_counts_trajectories_that_fit_them_and_advises_tokens():
-    config = Qwen3Config(vocab_size=500, **SHAPE)
-    sizes = {"max_tokens": 976, "max_turn_tokens": 200}
-    rows = memory.plan(Recipe.from_mapping(sizes | {"micro_batch": 4}), config=config)
-    tokens = memory.plan(Recipe.from_mapping(sizes | {"micro_batch_tokens": 8000}), config=config)
-    assert (tokens.micro_batch, tokens.row_tokens) == (4, 2000) and rows.row_tokens == 0
-    assert tokens.update() == pytest.approx(rows.update())
-    values = {"weights": 1e9, "update_fixed": 9e9, "update_row": 3e9, "rollouts": 1e9, "engine_share": 0.0}
-    made = memory.MemoryPlan(**values, micro_batch=8, row_tokens=2000)
-    assert made.advice(24) == "micro_batch_tokens: 8000" and made.advice(48) == "fits"
 
 
 def test_keys_and_values_are_bounded_and_a_sleeping_engine_leaves_its_memory_to_the_update():

@@ -104,7 +104,7 @@ class Run:
                 before = STAGES[STAGES.index(name) - 1][:2] if name in STAGES[1:] else name
                 raise RunError(
                     f"{name} needs {self.file(needed)}, which does not exist: run notebook {writer} first "
-                    f"with the same recipe and run, or call agentkit run RECIPE --run {self.path} --to {before}"
+                    f"with the same recipe and run, or agentkit run RECIPE --run {self.path} --to {before}"
                 )
         files = file_digests(recipe) | ({"lab": lab} if lab else {})
         if name in STAGES:  # drawing has no place in their order
