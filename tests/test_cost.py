@@ -36,7 +36,7 @@ SMALL = {
     "val_every": 4,
     "val_tasks": 60,
 }
-SMALL |= {"val_samples": 2, "test_samples": 4, "sft": True, "sft_transcripts": 2, "sft_epochs": 3}
+SMALL |= {"test_samples": 4, "sft": True, "sft_transcripts": 2, "sft_epochs": 3}
 
 
 def test_counts_by_hand():
@@ -45,7 +45,7 @@ def test_counts_by_hand():
         "baseline": 15 * 4,
         "rollouts": 40,
         "updates": 40,
-        "validation": 4 * 15 * 2,  # before step 1, after 4, 8 and 10; no more validation tasks than there are
+        "validation": 4 * 15,  # before step 1, after 4, 8 and 10; no more validation tasks than there are
         "final": 15 * 4,
         "control rollouts": 0,
         "control updates": 0,
@@ -96,15 +96,12 @@ def small_run(path, steps=10, done=("01_tasks", "02_baseline", "03_grpo", "05_co
     """A run that kept exactly to RATES on one device."""
     run = Run.create(path)
     seconds = {"01_tasks": 40.0, "02_baseline": 285.0, "03_grpo": 60.0 + 46 * steps, "05_compare": 180.0}
-    run.update(
-        recipe=SMALL | {"unknown_key": 3},
-        stages={name: {"status": "done", "seconds": seconds[name]} for name in done},
-    )
-    append_jsonl(run.file("train", "metrics.jsonl"), {"step": 0, "val_seconds": 90.0})
+    run.update(recipe=SMALL, stages={name: {"status": "done", "seconds": seconds[name]} for name in done})
+    append_jsonl(run.file("train", "metrics.jsonl"), {"step": 0, "val_seconds": 45.0})
     for step in range(1, steps + 1):
         row = {"step": step, "rollout_seconds": 8.0, "update_seconds": 2.0}
         append_jsonl(
-            run.file("train", "metrics.jsonl"), row | ({"val_seconds": 90.0} if step in (4, 8, 10) else {})
+            run.file("train", "metrics.jsonl"), row | ({"val_seconds": 45.0} if step in (4, 8, 10) else {})
         )
     return run
 
@@ -184,7 +181,7 @@ def test_a_resumed_step_counts_once_and_a_torn_line_not_at_all(tmp_path):
     run = small_run(tmp_path / "a")
     append_jsonl(
         run.file("train", "metrics.jsonl"),
-        {"step": 10, "rollout_seconds": 8.0, "update_seconds": 2.0, "val_seconds": 90.0},
+        {"step": 10, "rollout_seconds": 8.0, "update_seconds": 2.0, "val_seconds": 45.0},
     )
     assert actual(run)[PHASES[1]] == 80.0 and measured_rates(run).rollout == 2.0
 
