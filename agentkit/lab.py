@@ -438,11 +438,11 @@ class Lab:
         run: Run,
         on_metrics: Callable[[dict[str, Any]], None] = lambda row: None,
     ) -> Any:
-        """An AgentGRPOTrainer for the suite's training and validation tasks."""
-        from agentkit.training.grpo import AgentGRPOTrainer  # loads torch
+        """A training.loop.GRPO for the suite's training and validation tasks; ``train()`` runs it."""
+        from agentkit.training.loop import GRPO  # loads torch
 
         tasks, validation = self.train_tasks(suite), suite.split("validation")
-        return AgentGRPOTrainer(self, model, tokenizer, tasks, validation, run, on_metrics=on_metrics)
+        return GRPO(self, model, tokenizer, tasks, validation, run, on_metrics=on_metrics)
 
     def check_for_children(self) -> None:
         """Raise RecipeError where something is defined in a notebook cell, which no other process sees."""

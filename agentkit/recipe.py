@@ -190,22 +190,9 @@ class Recipe(BaseModel):
     sync_threshold: Weight = _key(0.0, "mean nats engine and trainer may differ; 0: by precision", "235")
     micro_batch_tokens: Count = _key(0, "tokens in one pass, in place of micro_batch; 0 is off")
     num_iterations: Positive = _key(1, "passes over each batch of rollouts")
-    importance_level: Literal["token", "sequence"] = _key("token", "of the probability ratio")
-    dual_clip: Weight = _key(0.0, "cap of the ratio where the advantage is negative; 0 is off")
-    mismatch_cap: Weight = _key(2.0, "largest weight, C")
-    mismatch_floor: Share = _key(0.0, "smallest weight")
     share_prefixes: Switch = _key(True, "compute what trajectories have in common once", "23")
-    turn_lambda: Weight = _key(1.0, "advantage turn: weight of the outcome in a turn")
-    step_weight: Weight = _key(1.0, "advantage step: weight of the groups of turns")
-    step_gamma: Share = _key(0.95, "advantage step: discount of the outcome, a turn")
     extra_rollouts: Weight = _key(1.0, "budget for replacing, as a multiple of a step's rollouts")
     resample_correct: Switch = _key(False, "GRPO-RoC")
-    mask_void: Switch = _key(False, "leave trajectories with a void turn out of the loss")
-    hindsight_keep: Share = _key(1.0, "share of a task's lessons that is imitated")
-    val_samples: Positive = _key(1, "sampled trajectories for each validation task")
-    resume: Literal["auto", "never"] = _key("auto", "from the newest sound checkpoint")
-    until_solved: Switch = _key(False, "end training once every task was solved")
-    patience: Count = _key(0, "validations without improvement before training ends early")
 
     def __init__(self, **values: Any) -> None:
         try:

@@ -23,10 +23,10 @@ from agentkit import Lab
 from agentkit.policies.loading import agent_of, load_agent
 from agentkit.recipe import Recipe
 from agentkit.runs import Run, project_root
-from agentkit.training.grpo import AgentGRPOTrainer, train
+from agentkit.training.loop import GRPO
 from agentkit.training.sft import cold_start, demonstrations
 
-SHORTER = {"families": "A", "n_tasks": 400, "sft_transcripts": 1, "prompts_per_step": 4, "val_samples": 2,
+SHORTER = {"families": "A", "n_tasks": 400, "sft_transcripts": 1, "prompts_per_step": 4,
            "save_every": 0, "preflight": "off"}  # fmt: skip
 T_95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}  # Student's quantile for n seeds
 
@@ -40,14 +40,14 @@ def trained(folder: Path, recipe: Recipe) -> dict:
         model, tokenizer = load_agent("nano", precision="float32")
         cold_start(model, tokenizer, demonstrations(lab, tasks, tokenizer), recipe, sft)
     shutil.copytree(sft, run.file("sft"), dirs_exist_ok=True)
-    trainer = AgentGRPOTrainer(lab, *agent_of(run, recipe, "sft"), tasks, suite.split("validation"), run)
-    train(trainer)
+    trainer = GRPO(lab, *agent_of(run, recipe, "sft"), tasks, suite.split("validation"), run)
+    trainer.train()
     rows = run.metrics
     return {
         "precision": recipe.precision,
         "seed": recipe.seed,
         "steps": recipe.steps,
-        "tasks": recipe.val_tasks * recipe.val_samples,
+        "tasks": recipe.val_tasks,
         "validation": rows["val_success"].dropna().round(4).tolist(),
         "training, last ten steps": round(float(rows["success"].tail(10).mean()), 4),
         "mismatch": round(float(rows.get("mismatch", rows["success"] * 0).dropna().mean()), 5),

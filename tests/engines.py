@@ -148,10 +148,10 @@ def end(policy: Policy, count: int) -> None:
 # ---- faults
 def plant_in_batch(trainer: Any, fault: str) -> None:
     """From the second step on, rollouts come from another policy than the one that is trained."""
-    model, sample = trainer.accelerator.unwrap_model(trainer.model), trainer._rollout
+    model, sample = trainer.model, trainer._roll
 
     def rollout(*arguments: Any, **options: Any) -> Any:
-        if trainer.state.global_step == 0:
+        if trainer.done == 0:
             return sample(*arguments, **options)
         before = {n: p.data.clone() for n, p in model.named_parameters() if "lora_B" in n}
         policy = trainer.policy
@@ -160,7 +160,7 @@ def plant_in_batch(trainer: Any, fault: str) -> None:
         if fault == "stale":
             policy._cache.forward = _stale(policy._cache.forward, model)
         if fault == "temperature":
-            trainer._options["temperature"] = 1.5
+            trainer.options["temperature"] = 1.5
         with model.disable_adapter() if fault == "withheld" else nullcontext():
             result = sample(*arguments, **options)
         for name, parameter in model.named_parameters():
@@ -168,7 +168,7 @@ def plant_in_batch(trainer: Any, fault: str) -> None:
                 parameter.data = before[name]
         return result
 
-    trainer._rollout = rollout
+    trainer._roll = rollout
 
 
 def _stale(forward: Callable, model: PeftModel) -> Callable:

@@ -184,7 +184,7 @@ def train_one(
     """One training, in a run of its own; what a stopped attempt left goes on."""
     from agentkit.policies.loading import load_agent
     from agentkit.records import TrainingError
-    from agentkit.training.grpo import AgentGRPOTrainer, train
+    from agentkit.training.loop import GRPO
 
     run, planted, trained = Run.create(folder / name.replace(" ", "-")), planted or Planted(()), [0]
     recipe = recipe.but(seed=seed, **planted.recipe)
@@ -203,10 +203,10 @@ def train_one(
     tasks, validation = (
         [t for t in suite.split(split) if t.family in FAMILIES] for split in ("train", "validation")
     )
-    trainer = AgentGRPOTrainer(lab, agent, tokenizer, tasks, validation, run, on_metrics=done)
+    trainer = GRPO(lab, agent, tokenizer, tasks, validation, run, on_metrics=done)
     trainer.temperature = planted.at_temperature or trainer.temperature
     try:
-        train(trainer)
+        trainer.train()
     except TrainingError as error:
         print(f"{name} was stopped: {error}", flush=True)
     write_json(run.file("planted.json"), {"seed": seed, "fault": name if planted.expected else None})

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
-from unittest.mock import patch
 
 import torch
-from accelerate import Accelerator
-from benchmarks.peer import SharingTrainer, as_batch, logprobs, make_trainer, update
+from benchmarks.peer import as_batch, as_ours, moved
+from survive import tasks
 from torch.distributed.tensor import DTensor
 
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.policies.process_group import gathered, on_main_process, rank
-from agentkit.policies.shards import leave_shards
 from agentkit.runs import Run
-from agentkit.training.adapters import lora
-from agentkit.training.grpo_config import grpo_config
+from agentkit.training.loop import GRPO
+from agentkit.training.loss import Batch
 
 STEPS = 3
 ROWS = {0: (5, 9, 13, 7, 6, 8), 1: (30, 0, 0, 0, 0, 0)}  # scored tokens of each process' trajectories
@@ -30,40 +27,26 @@ def both(lab: Lab, run: Run, tell: Any, shares: bool) -> dict[str, Any]:
 
 def updates(lab: Lab, run: Run, name: str, shards: bool, shares: bool) -> list[int]:
     """GRPO's own update, some optimiser steps: what each process holds of the base weights, in bytes, and a
-    file with losses, log-probabilities, gradients and the adapter in the end.
+    file with losses, log-probabilities and norms, and the adapter in the end.
     """
-    torch.manual_seed(0)  # the adapter is a new process' own
     recipe = lab.recipe
     agent, tokenizer = load_agent(recipe.model, precision=recipe.precision, shards=shards)
     held = sum((p.to_local() if isinstance(p, DTensor) else p).nbytes for p in agent.parameters())
-    trainer = make_trainer(
-        SharingTrainer, agent, tokenizer, grpo_config(recipe, run.file(name)), lora(recipe, agent)
-    )
-    leave_shards(trainer.model)
-    trainer.share_prefixes(shares)
-    trainer.token_budget = recipe.micro_batch_tokens
-    trained = [p for p in trainer.model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=1e-2)
-    with _as_on_gpus():
-        trainer.model, optimizer = trainer.accelerator.prepare(trainer.model, optimizer)
+    options = {"share_prefixes": shares, "micro_batch_tokens": 40}
+    trainer = moved(GRPO(lab, agent, tokenizer, tasks(), [], run, **options))
     found = []
     for step in range(STEPS):
-        _, loss, gradient = update(trainer, batch(step))
-        optimizer.step()
-        found.append({"loss": loss, "gradient": gradient, "logprobs": logprobs(trainer, batch(step)).cpu()})
-    found.append({"adapter": torch.cat([p.detach().flatten() for p in trained])})
+        given = batch(step)
+        row = trainer.update(given)
+        read = trainer.logprobs(given, given.mask).cpu()
+        found.append({name: row[name] for name in ("loss", "grad_norm")} | {"logprobs": read})
+    found.append({"adapter": torch.cat([p.detach().flatten() for p in trainer.trained])})
     everybody = gathered([found])
     on_main_process(lambda: torch.save(everybody, run.file(f"{name}.pt")))
     return gathered([held])
 
 
-def _as_on_gpus() -> Any:
-    """Within, accelerate wraps a model as on several GPUs, but for naming the card."""
-    os.environ["ACCELERATE_BYPASS_DEVICE_MAP"] = "true"
-    return patch.object(Accelerator, "multi_device", True)
-
-
-def batch(step: int) -> dict[str, Any]:
+def batch(step: int) -> Batch:
     """Six trajectories of two prompts; one process has a single one with tokens to score, which is long."""
     generator = torch.Generator().manual_seed(10 * step + rank())
     draw = lambda n: torch.randint(5, 900, (n,), generator=generator).tolist()  # noqa: E731
@@ -71,4 +54,4 @@ def batch(step: int) -> dict[str, Any]:
     scored = ROWS[rank()]
     completions = [draw(max(n, 4)) for n in scored]
     masks = [[int(bool(n))] * len(c) for n, c in zip(scored, completions, strict=True)]
-    return as_batch(prompts, completions, masks, [1.0, -1.0, 0.5, -0.5, 2.0, -2.0])
+    return as_ours(as_batch(prompts, completions, masks, [1.0, -1.0, 0.5, -0.5, 2.0, -2.0]))

@@ -31,11 +31,11 @@ from agentkit.recipe import Recipe
 from agentkit.records import Task
 from agentkit.runs import Run, read_jsonl
 
-KINDS = {  # name: recipe changes, and optimiser steps each batch of rollouts is split into
-    "plain": ({}, 1),
-    "num_iterations=2": ({"num_iterations": 2}, 1),
-    "steps_per_generation=4": ({"prompts_per_step": 4, "micro_batch": 4}, 4),
-    "guards": ({"patience": 90, "save_every": 1}, 1),
+KINDS = {  # name: changes of recipe or settings
+    "plain": {},
+    "num_iterations=2": {"num_iterations": 2},
+    "minibatches=4": {"prompts_per_step": 4, "micro_batch": 4, "minibatches": 4},
+    "guards": {"patience": 90, "save_every": 1},
 }
 SMALL = {"steps": 6, "prompts_per_step": 2, "group_size": 4, "micro_batch": 4, "val_every": 2, "val_tasks": 2, "lora_r": 2,
          "lora_alpha": 4, "temperature": 1.0, "learning_rate": 1e-2, "beta": 0.02, "max_turns": 2, "max_turn_tokens": 6,
@@ -82,27 +82,29 @@ def evenness(task, trajectory):
     return sum(i % 2 == 0 for i in own) / len(own)
 
 
+def print_nothing(row):
+    pass
+
+
 def tasks(n: int = 5, split: str = "train") -> list[Task]:
     return [Task(f"{split}-{i}", f"Say {i}.", str(i), "exact", family="tiny", split=split) for i in range(n)]
 
 
-def make_trainer(path: Path, parts: int = 1, reward=evenness, agent=None, n_tasks: int = 5, **changes):
-    """A trainer on the tiny agent; each batch of rollouts is split into ``parts`` optimiser steps."""
-    from agentkit.training.grpo import AgentGRPOTrainer
+def make_trainer(
+    path: Path, reward=evenness, agent=None, n_tasks: int = 5, on_metrics=print_nothing, **changes
+):
+    """A trainer on the tiny agent, with changes of the recipe or of the trainer's settings."""
+    from agentkit.training.loop import GRPO, Settings
 
+    settings = {name: changes.pop(name) for name in [*changes] if name in Settings.__slots__}
     recipe = Recipe.from_mapping(SMALL | changes)
     lab = lab_with(recipe, Silent, {"evenness": (reward, 1.0)})
-    model, tokenizer = agent or tiny_agent()
-    validation = tasks(2, "validation")
-    made = AgentGRPOTrainer(lab, model, tokenizer, tasks(n_tasks), validation, Run.create(path))
-    made.args.gradient_accumulation_steps //= parts
-    return made
+    given = *(agent or tiny_agent()), tasks(n_tasks), tasks(2, "validation"), Run.create(path), on_metrics
+    return GRPO(lab, *given, **settings)
 
 
 def attempt(path: Path, kind: str, kill_at: int | None = None) -> None:
     """One process: train until done, or until file operation number ``kill_at``."""
-    from agentkit.training.grpo import train
-
     if kill_at is not None:
         events = iter(range(kill_at))
 
@@ -114,8 +116,7 @@ def attempt(path: Path, kind: str, kill_at: int | None = None) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(audit)
-    changes, parts = KINDS[kind]
-    train(make_trainer(path, parts, **changes))
+    make_trainer(path, **KINDS[kind]).train()
 
 
 def in_child(path: Path, kind: str, kill_at: int | None = None, after_s: float | None = None) -> bool:
@@ -199,7 +200,7 @@ def main() -> int:
     chosen = options(__doc__, runs=50, seed=1, kinds=KINDS)
     torch.set_num_threads(1)
     warnings.simplefilter("default")
-    import agentkit.training.grpo  # noqa: F401 - once, before the forks
+    import agentkit.training.loop  # noqa: F401 - once, before the forks
 
     with tempfile.TemporaryDirectory() as folder:
         faults = survive(

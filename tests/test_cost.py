@@ -61,7 +61,7 @@ def test_counts_by_hand():
 def test_forecast_by_hand():
     seconds = forecast(Recipe.from_mapping(SMALL), RATES)
     assert list(seconds) == list(PHASES)
-    assert list(seconds.values()) == [420 * 0.25 + 60 * 3, 80, 20, 360, 180, 100]
+    assert list(seconds.values()) == [420 * 0.25 + 60 * 3, 80, 20, 180, 180, 100]
 
 
 def test_the_tables_of_the_document():

@@ -27,8 +27,7 @@ STEPS = 30
 CELL = """
 from pathlib import Path
 from survive import make_trainer
-from agentkit.training.grpo import train
-result = train(make_trainer(Path({run!r}), steps={steps}, val_every={steps}, save_every=5))
+result = make_trainer(Path({run!r}), steps={steps}, val_every={steps}, save_every=5).train()
 result
 """
 

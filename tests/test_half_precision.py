@@ -38,7 +38,6 @@ from agentkit.records import TrainingError
 from agentkit.rollouts.policy import EngineError
 from agentkit.runs import Run, RunError, read_jsonl
 from agentkit.training.adapters import save_adapter
-from agentkit.training.grpo import train
 from agentkit.training.merge import merge
 from agentkit.training.mismatch import mismatch_weights
 
@@ -152,7 +151,7 @@ def test_the_first_step_is_on_policy(tmp_path, level):
     """The trainer's own log-probabilities are the old policy's: the sampler's rounding clips nothing."""
     changes = {"importance_level": level, "clip_epsilon": 3e-4 if level == "sequence" else 0.2}
     trainer = half_trainer(tmp_path / "run", steps=2, **changes)
-    train(trainer)
+    trainer.train()
     rows = read_jsonl(tmp_path / "run" / "train" / "metrics.jsonl")
     assert [row["clip_fraction"] for row in rows[1:]] == [0.0, 0.0]
     assert rows[1]["adapter_effect"] == 0.0 < rows[2]["adapter_effect"]
@@ -168,13 +167,13 @@ def test_rollouts_of_another_policy_stop_the_run(tmp_path, fault):
     trainer = make_trainer(tmp_path / "run", agent=half_agent(), steps=2, max_tokens=128, **changes)
     move(trainer.model, 0.03)
     plant_in_batch(trainer, fault)
-    with pytest.raises((EngineError, TrainingError), match="rollouts of step 2 .*(shows|differ)"):
-        train(trainer)
+    with pytest.raises((EngineError, TrainingError), match="rollouts of this step .*(shows|differ)"):
+        trainer.train()
 
 
 def test_a_healthy_training_in_half_precision_is_not_stopped(tmp_path):
     trainer = half_trainer(tmp_path / "run", steps=10, learning_rate=0.1)
-    train(trainer)
+    trainer.train()
     rows = read_jsonl(tmp_path / "run" / "train" / "metrics.jsonl")
     assert rows[-1]["step"] == 10 and rows[-1]["adapter_effect"] > 0.01
     assert all(0.5 < row["mismatch_share"] < 1.5 for row in rows if "mismatch_share" in row)
@@ -192,8 +191,8 @@ def wide(tmp_path_factory):
     tokenizer.save_pretrained(folder / "agent")
     agent = load_agent(str(folder / "agent"), precision="bfloat16")
     trainer = make_trainer(folder / "run", agent=agent, steps=1, precision="bfloat16")
-    train(trainer)
-    assert trainer.args.gradient_checkpointing and trainer.args.bf16
+    trainer.train()
+    assert trainer.model.is_gradient_checkpointing
     move(trainer.model, 2e-4)
     save_adapter(trainer.model, tokenizer, trainer.run.file("adapter"))
     source = str(folder / "agent")
@@ -226,7 +225,7 @@ def test_a_sync_hands_vllm_all_of_a_small_adapter(wide, tmp_path):
     pytest.importorskip("vllm", reason="make setup-test installs vLLM where torch is its CPU build")
     trainer, exact, _ = wide
     recipe = Recipe.from_mapping({"engine": "vllm", "precision": "bfloat16", "temperature": 1.0})
-    with make_policy(exact, trainer.processing_class, "grpo", recipe) as policy:
+    with make_policy(exact, trainer.tokenizer, "grpo", recipe) as policy:
         with exact.disable_adapter():
             save_weights(exact, tmp_path)
         base = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
@@ -244,11 +243,11 @@ def test_weights_at_each_level_and_between_both_bounds():
     sampled = torch.tensor([[-1.0, -1.0, -1.0], [-1.0, -1.5, -9.0]])
     mask = torch.tensor([[True, True, True], [True, True, False]])
     ratios = torch.tensor([[2.7183, 1.0, 0.1353], [1.0, 1.6487, 1.0]])
-    token = mismatch_weights(trained, sampled, mask, "token_truncate", 2.0, 0.5)
+    token = mismatch_weights(trained, sampled, mask, "token_truncate", (2.0, 0.5))
     assert torch.allclose(token, ratios.clamp(0.5, 2.0), atol=1e-4)
-    icepop = mismatch_weights(trained, sampled, mask, "token_mask", 2.0, 0.5)
+    icepop = mismatch_weights(trained, sampled, mask, "token_mask", (2.0, 0.5))
     assert torch.allclose(icepop, torch.tensor([[0.0, 1.0, 0.0], [1.0, 1.6487, 1.0]]), atol=1e-4)
-    geometric = mismatch_weights(trained, sampled, mask, "geometric_truncate", 2.0)
+    geometric = mismatch_weights(trained, sampled, mask, "geometric_truncate")
     assert torch.allclose(geometric, torch.tensor([[-1 / 3], [0.25]]).exp(), atol=1e-4)
 
 

@@ -24,9 +24,9 @@ from agentkit.tasks.expert import solve
 from agentkit.tasks.family import Family
 from agentkit.tasks.relabel import relabel_code, without_idle_lines
 from agentkit.tools.environments import CodeEnvironment
-from agentkit.training import grpo
-from agentkit.training.grpo import AgentGRPOTrainer, train
-from agentkit.training.hindsight import demonstrate, hindsight, lesson_batch, lessons
+from agentkit.training import loop
+from agentkit.training.hindsight import demonstrate, hindsight, lessons
+from agentkit.training.loop import GRPO
 from agentkit.training.sft import right_ones
 from agentkit.verifiers import verify
 
@@ -153,64 +153,57 @@ def test_lessons_are_shown_by_the_expert_token_for_token(tokenizer):
     assert demonstrate(lab_with({}), [], tokenizer) == []
 
 
-def test_lessons_of_a_batch_are_imitated_beside_grpos_loss(tokenizer, tmp_path):
-    """The loss is the mean negative log-likelihood of what the expert wrote, whole or in micro-batches."""
-    answers = ["def f(x): return x + 1", "nonsense", "def f(x): return x * 3", None]
-    lab, rollouts = lab_with({"max_turn_tokens": 200}), [answered(a, sample=i) for i, a in enumerate(answers)]
-    batch = lesson_batch(lab, [TASK], rollouts, tokenizer)
-    assert batch["lesson_mask"].any(1).tolist() == [True, False, True, False]
-    assert (
-        batch["lesson_tokens"] == batch["lesson_scored"].sum() > 20
-        and (batch["lesson_scored"] <= batch["lesson_mask"]).all()
-    )
-    assert "return x + 1" in tokenizer.decode(batch["lesson_ids"][0][batch["lesson_scored"][0].bool()])
-    made = make_trainer(tmp_path / "run")
-    with torch.no_grad():
-        logits = made.model(input_ids=batch["lesson_ids"], attention_mask=batch["lesson_mask"]).logits
-        labels = batch["lesson_ids"].where(batch["lesson_scored"].bool(), -100)
-        expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-        halves = [
-            {n: x[half] if x.ndim else x for n, x in batch.items()} for half in (slice(0, 2), slice(2, 4))
-        ]
-        assert float(made._lesson_loss(made.model, batch)) == pytest.approx(float(expected), rel=1e-5)
-        assert sum(float(made._lesson_loss(made.model, half)) for half in halves) == pytest.approx(
-            float(expected), rel=1e-5
-        )
-    none = lesson_batch(lab, [TASK], [answered(None)], tokenizer)
-    assert none["lesson_tokens"] == 0 and float(made._lesson_loss(made.model, none)) == 0.0
+def lessons_in(made, answers):
+    """What a trainer imitates of rollouts with these answers, and the metrics of that."""
+    own = tuple(answered(a, sample=i) for i, a in enumerate(answers))
+    return made._lessons(Step(1, (TASK,), own), own)
 
 
-def test_processes_weigh_every_lesson_token_alike(tokenizer, tmp_path, monkeypatch):
-    """DDP averages their gradients: the mean of their losses must be that of one process with all lessons."""
-    answers = ["def f(x): return x + 1", "nonsense", "def f(x): return [x, x, x, x][0] * 3", None]
-    rollouts = [answered(a, sample=i) for i, a in enumerate(answers)]
-    made = make_trainer(tmp_path / "run")
+@pytest.fixture
+def teaching(tmp_path):
+    made = make_trainer(tmp_path / "run", hindsight_weight=0.5)
     made.lab = lab_with({"max_turn_tokens": 200})
-
-    def loss(own, all_counts):
-        monkeypatch.setattr(grpo, "gathered", lambda counts: counts if all_counts is None else all_counts)
-        made.step, output = Step(1, (TASK,), tuple(own)), {"completion_ids": torch.zeros(1, dtype=torch.long)}
-        made._add_lessons(output)
-        with torch.no_grad():
-            return float(made._lesson_loss(made.model, output)), float(output["lesson_tokens"])
-
-    whole, tokens = loss(rollouts, None)
-    counts = [loss(half, None)[1] for half in (rollouts[:2], rollouts[2:])]
-    assert counts[0] != counts[1] and sum(counts) == tokens
-    halves = [loss(half, counts)[0] for half in (rollouts[:2], rollouts[2:])]
-    assert sum(halves) / 2 == pytest.approx(whole, rel=1e-5)
+    return made
 
 
-def test_a_row_counts_what_all_processes_made(tokenizer, tmp_path, monkeypatch):
+ANSWERS = ["def f(x): return x + 1", "nonsense", "def f(x): return x * 3", None]
+
+
+def test_lessons_of_a_batch_are_imitated_beside_grpos_loss(tokenizer, teaching):
+    """The loss is the mean negative log-likelihood of what the expert wrote, whole or in micro-batches."""
+    batch, told = lessons_in(teaching, ANSWERS)
+    assert told == {"lessons": 2} and len(batch.ids) == 2
+    own = batch.ids[0, 1:][batch.mask[0]]
+    assert "return x + 1" in tokenizer.decode(own) and (batch.mask <= batch.real[:, 1:].bool()).all()
+    with torch.no_grad():
+        logits = teaching.model(input_ids=batch.ids, attention_mask=batch.real).logits
+        labels = batch.ids[:, 1:].where(batch.mask, -100)
+        expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels.flatten())
+    assert teaching._imitate(batch) == pytest.approx(0.5 * float(expected), rel=1e-5)
+    assert any(p.grad is not None and p.grad.any() for p in teaching.trained)
+    teaching.recipe = teaching.recipe.but(micro_batch=1, prompts_per_step=1, group_size=4)
+    assert teaching._imitate(batch) == pytest.approx(0.5 * float(expected), rel=1e-5)
+    none, told = lessons_in(teaching, [None])
+    assert none is None and told == {"lessons": 0} and teaching._imitate(none) == 0.0
+
+
+def test_processes_weigh_every_lesson_token_alike(teaching, monkeypatch):
+    """Gradients are summed: each process' part is over the tokens of all."""
+    whole, _ = lessons_in(teaching, ANSWERS)
+    expected = teaching._imitate(whole)
+    halves = [lessons_in(teaching, half)[0] for half in (ANSWERS[:2], ANSWERS[2:])]
+    tokens = [float(sum(half.mask.sum() for half in halves))]
+    monkeypatch.setattr(loop, "summed", lambda counts: tokens)
+    assert sum(map(teaching._imitate, halves)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_row_counts_what_all_processes_made(teaching, monkeypatch):
     """Two that are alike: what each imitates, and the stale replies of each one's cache."""
-    made = make_trainer(tmp_path / "run")
-    made.lab, rollouts = lab_with({"max_turn_tokens": 200}), (answered("def f(x): return x + 1"),)
-    made.step, output = Step(1, (TASK,), rollouts), {"completion_ids": torch.zeros(1, dtype=torch.long)}
-    made._options["tool_cache"] = SimpleNamespace(mismatches={"lookup": 3})
-    monkeypatch.setattr(grpo, "gathered", lambda items: items * 2)
-    made._add_lessons(output)
-    assert made._measured["lessons"] == 2 and made._cache_mismatches() == {"cache_mismatches": 6}
-    assert made._cache_mismatches() == {"cache_mismatches": 0}
+    monkeypatch.setattr(loop, "gathered", lambda items: items * 2)
+    assert lessons_in(teaching, ANSWERS[:1])[1] == {"lessons": 2}
+    teaching.options["tool_cache"] = SimpleNamespace(mismatches={"lookup": 3})
+    assert teaching._cache_mismatches() == {"cache_mismatches": 6}
+    assert teaching._cache_mismatches() == {"cache_mismatches": 0}
 
 
 PROGRAMS = {
@@ -261,8 +254,8 @@ def test_imitating_what_rollouts_achieved_raises_success_on_held_out_tasks(tmp_p
         val_tasks=40, seed=1, save_every=0,
     )  # fmt: skip
     run = Run.create(tmp_path / "run")
-    made = AgentGRPOTrainer(Lab.open(recipe), *load_agent("nano"), train_tasks, validation, run)
-    result = train(made)
+    made = GRPO(Lab.open(recipe), *load_agent("nano"), train_tasks, validation, run)
+    result = made.train()
     success = made.run.metrics.set_index("step")["val_success"].dropna()
     assert success[0] < 0.05 and result["best_val_success"] >= success[0] + 0.05
     assert made.run.metrics["lessons"].dropna().gt(0).all()

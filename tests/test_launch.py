@@ -28,8 +28,8 @@ from agentkit.policies import process_group
 from agentkit.recipe import Recipe, RecipeError
 from agentkit.runs import Run, RunError, read_jsonl, write_json, write_tasks
 from agentkit.training import launch
-from agentkit.training.grpo import AgentGRPOTrainer, train
 from agentkit.training.launch import Work
+from agentkit.training.loop import GRPO
 
 LAB = """
 from survive import Silent, evenness
@@ -91,20 +91,20 @@ def test_a_job_that_fails_leaves_nothing_of_its_model_in_the_errors_frames(tmp_p
 
 
 UNLIKE = """
-from transformers import TrainerCallback
 from agentkit.policies.loading import agent_of
 from agentkit.policies.process_group import rank
-from agentkit.training.grpo import train as ours
-
-class Unlike(TrainerCallback):
-    def on_train_end(self, args, state, control, model=None, **unused):
-        if rank():  # as where gradients were not shared
-            next(weight for weight in model.parameters() if weight.requires_grad).data.view(-1)[0] += 1e-6
 
 def train(lab, run, tell):
     made = lab.trainer(*agent_of(run, lab.recipe, "sft"), lab.load(run), run)
-    made.add_callback(Unlike())
-    return ours(made)
+    after = made.saves.after
+
+    def unlike():
+        if rank():  # as where gradients were not shared
+            made.trained[0].data.view(-1)[0] += 1e-6
+        after()
+
+    made.saves.after = unlike
+    return made.train()
 """
 
 
@@ -198,7 +198,7 @@ def prepared(folder: Path, name: str, **changes) -> tuple[Run, Lab]:
 
 @pytest.mark.slow
 def test_two_processes_train_one_adapter_on_whole_groups(folder):
-    run, lab = prepared(folder, "two", micro_batch_tokens=150)  # parts of some two of their four trajectories
+    run, lab = prepared(folder, "two")
     rows = []
     work = Work(lab, run)
     result = work.train(rows.append)
@@ -209,7 +209,7 @@ def test_two_processes_train_one_adapter_on_whole_groups(folder):
         found = [t.task_id for t in run.trajectories(step)]
         assert len(found) == 8 and found == [found[0]] * 4 + [found[4]] * 4
     one, lab = prepared(folder, "one", processes=1, micro_batch=4)
-    train(AgentGRPOTrainer(lab, *tiny_agent(), tasks(), tasks(2, "validation"), one))
+    GRPO(lab, *tiny_agent(), tasks(), tasks(2, "validation"), one).train()
     alone = read_jsonl(one.file("train", "metrics.jsonl"))
     assert rows[1]["reward"] == pytest.approx(alone[1]["reward"]) and rows[2]["kl"] == pytest.approx(
         alone[2]["kl"], rel=1e-2
@@ -224,7 +224,7 @@ def test_another_number_of_processes_is_refused(folder):
     """As where accelerate launch --cpu --num_processes 2 runs one."""
     run, lab = prepared(folder, "wrong")
     with pytest.raises(RunError, match="the recipe says processes: 2, and 1 runs"):
-        AgentGRPOTrainer(lab, *tiny_agent(), tasks(), tasks(2, "validation"), run)
+        GRPO(lab, *tiny_agent(), tasks(), tasks(2, "validation"), run)
     assert not run.file("train").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from functools import partial
 
@@ -29,6 +30,7 @@ from agentkit.policies.transformers import TransformersPolicy
 from agentkit.recipe import Recipe
 from agentkit.records import RecipeError, Trajectory
 from agentkit.training import memory, prefix, sft
+from agentkit.training.loss import Batch
 from agentkit.training.update_timing import update_seconds
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -69,29 +71,22 @@ def test_tied_weights_are_counted_once():
 def own_batch(rows, own, words):
     """What the loss reads of ``rows`` trajectories with one prompt."""
     prompt, completion = torch.randint(1, words, (1, PROMPT)), torch.randint(1, words, (rows, own))
-    batch = {"prompt_ids": prompt.repeat(rows, 1), "completion_ids": completion}
-    masks = {name.replace("ids", "mask"): torch.ones_like(ids) for name, ids in batch.items()}
-    return batch | masks | {
-        "advantages": torch.ones(rows), "num_items_in_batch": torch.tensor(rows * own),
-        "old_per_token_logps": torch.zeros(rows, own),
-    }  # fmt: skip
+    ids = torch.cat([prompt.repeat(rows, 1), completion], 1)
+    mask = torch.zeros(rows, PROMPT + own - 1, dtype=torch.bool)
+    mask[:, PROMPT - 1 :] = True
+    return Batch(ids, torch.ones_like(ids), mask, mask.float(), torch.zeros(mask.shape))
 
 
-def own_step_peak(trainer, loss, model, batch):
+def own_step_peak(trainer, batch):
     """Bytes at the peak of the trainer's reference, loss, backward pass and optimiser step."""
     trainer.optimizer.state.clear()
-    model.zero_grad(set_to_none=True)
-    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
-    scored = batch["completion_mask"].bool()
-    with memory.Alive([*model.parameters(), *model.buffers()]) as alive:
-        if trainer.beta:
-            with torch.no_grad(), model.disable_adapter(), trainer._only(scored):
-                found = trainer._get_per_token_logps_and_entropies(
-                    model, ids, torch.ones_like(ids), scored.shape[1]
-                )
-            batch["ref_per_token_logps"] = found[0]
-        trainer.accelerator.backward(loss(model, batch))
-        trainer.optimizer.optimizer.step()
+    trainer.model.zero_grad(set_to_none=True)
+    with memory.Alive([*trainer.model.parameters(), *trainer.model.buffers()]) as alive:
+        if trainer.recipe.beta:
+            with trainer.model.disable_adapter():
+                batch = dataclasses.replace(batch, reference=trainer.logprobs(batch, batch.mask))
+        trainer.backward(batch)
+        trainer.optimizer.step()
     return alive.peak
 
 
@@ -111,19 +106,20 @@ def test_the_plan_is_what_the_trainers_own_update_takes(tmp_path, masks_outside,
         "prompts_per_step": 1,
     }
     trainer = make_trainer(tmp_path / "run", agent=(model.to(dtype), tokenizer), **changes)
-    taken, loss = {}, trainer._compute_loss
+    taken, update = {}, trainer.update
 
-    def measured(model, inputs):
-        for size in SIZES:
-            taken[size] = own_step_peak(trainer, loss, model, own_batch(*size, model.config.vocab_size))
-        return loss(model, inputs)
+    def measured(*given):
+        for rows, own in SIZES:
+            taken[rows, own] = own_step_peak(trainer, own_batch(rows, own, model.config.vocab_size))
+        return update(*given)
 
-    trainer._compute_loss = measured
+    trainer.update = measured
     trainer.train()
     assert (trainer.unshared is None) is shares
+    recipe = trainer.recipe.but(share_prefixes=shares)
     for (rows, own), peak in taken.items():
         config = copy.deepcopy(model.config)
-        planned = memory.update_peak(config, trainer.recipe, dtype, rows, PROMPT + own, own)
+        planned = memory.update_peak(config, recipe, dtype, rows, PROMPT + own, own)
         assert planned == pytest.approx(peak, rel=0.15), (rows, own)
 
 

@@ -21,7 +21,6 @@ from agentkit.policies.loading import load_agent, load_tokenizer
 from agentkit.recipe import Recipe
 from agentkit.runs import Run, RunError, write_trajectories
 from agentkit.training.adapters import save_adapter
-from agentkit.training.grpo import train
 from agentkit.training.launch import Work
 from agentkit.training.merge import _trained_in, logprobs, merge
 
@@ -35,7 +34,7 @@ def trained(request, tmp_path_factory):
     tokenizer.save_pretrained(folder / "agent")
     model = AutoModelForCausalLM.from_pretrained(folder / "agent", dtype=torch.float32)
     trainer = make_trainer(folder / "run", agent=(model, tokenizer), steps=1)
-    train(trainer)
+    trainer.train()
     trainer.run.begin("03_grpo", {"model": str(folder / "agent"), "sft": False})
     widen(trainer, 0.3)
     return trainer.run, request.param
@@ -46,7 +45,7 @@ def widen(trainer, std: float) -> None:
     for name, parameter in trainer.model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=std)
-    save_adapter(trainer.model, trainer.processing_class, trainer.run.file("adapter"))
+    save_adapter(trainer.model, trainer.tokenizer, trainer.run.file("adapter"))
 
 
 def test_merged_and_adapter_agree_and_the_data_type_is_kept(trained):
@@ -123,7 +122,7 @@ def test_a_model_that_also_sees_is_trained_where_text_goes_and_keeps_its_type(tm
     base.save_pretrained(tmp_path / "agent")
     tokenizer.save_pretrained(tmp_path / "agent")
     trainer = make_trainer(tmp_path / "run", agent=load_agent(str(tmp_path / "agent"), []), steps=1)
-    train(trainer)
+    trainer.train()
     trained = [name for name, p in trainer.model.named_parameters() if p.requires_grad]
     assert trained and all("language_model" in name for name in trained)
     trainer.run.begin("03_grpo", {"model": str(tmp_path / "agent"), "sft": False})

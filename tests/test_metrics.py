@@ -8,9 +8,8 @@ import pytest
 from survive import make_trainer
 
 from agentkit.records import Step, StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.runs import read_jsonl
+from agentkit.runs import Run, read_jsonl
 from agentkit.training import metrics
-from agentkit.training.grpo import train
 
 TASK = Task("t", "Say 2.", "2")
 CALL = ToolResult("look", {}, "seen", True, seconds=0.5, cached=True)
@@ -64,27 +63,36 @@ def test_what_several_processes_measured_is_averaged_over_those_that_have_it():
     }
 
 
-def test_a_row_takes_trls_names_over_and_splits_the_seconds():
-    logs = {"loss": 0.1, "clip_ratio/region_mean": 0.2, "completions/min_length": 3.0}
+def test_a_row_splits_the_seconds():
     measured = {"rollout_seconds": 1.0, "val_seconds": 2.0, "loss": math.inf}
-    assert metrics.row(7, logs, measured, 5.0) == {
-        "step": 7, "loss": math.inf, "clip_fraction": 0.2, "rollout_seconds": 1.0, "val_seconds": 2.0,
+    assert metrics.row(7, measured, 5.0) == {
+        "step": 7, "loss": math.inf, "rollout_seconds": 1.0, "val_seconds": 2.0,
         "seconds": 5.0, "update_seconds": 2.0,
     }  # fmt: skip
-    assert metrics.row(0, {}, {}) == {"step": 0}
-    assert metrics.row(1, {"loss": 0.0, "kl": None, "entropy": None}, {}) == {"step": 1, "loss": 0.0}
-    nothing_trained = metrics.row(1, {"loss": 0.0, "clip_ratio/region_mean": None}, {})
-    assert nothing_trained == {"step": 1, "loss": 0.0, "clip_fraction": 0.0}, "notebook 04 draws it"
+    assert metrics.row(0, {}) == {"step": 0}
+
+
+def test_rows_reach_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = Run.create(tmp_path / "run")
+    report = metrics.reporter("tensorboard", run)
+    report({"step": 3, "loss": 0.5, "grad_norm": math.nan})
+    report.__closure__[0].cell_contents.flush()
+    held = EventAccumulator(str(run.file("train", "tensorboard"))).Reload()
+    assert held.Tags()["scalars"] == ["train/step", "train/loss"]
+    assert held.Scalars("train/loss")[0].step == 3
 
 
 def test_a_column_that_is_not_listed_is_an_error():
     with pytest.raises(AssertionError, match="does not list: mystery"):
-        metrics.row(1, {}, {"mystery": 1.0, "reward/mine": 1.0})
+        metrics.row(1, {"mystery": 1.0, "reward/mine": 1.0})
 
 
 def test_every_column_of_a_training_is_listed_and_every_listed_one_explained(tmp_path):
     trainer = make_trainer(tmp_path / "run", steps=1)
-    train(trainer)
+    trainer.train()
     row = read_jsonl(tmp_path / "run" / "train" / "metrics.jsonl")[-1]
     named = {name for name in row if not name.startswith(tuple(metrics.FAMILIES))}
     assert named <= metrics.COLUMNS.keys() and {"reward/evenness", "weighted/evenness"} <= row.keys()

@@ -12,7 +12,6 @@ from survive import make_trainer, tiny_agent
 from agentkit.policies.engine_weights import save_lora
 from agentkit.recipe import Recipe
 from agentkit.training.adapters import lora, save_adapter
-from agentkit.training.grpo import train
 from agentkit.training.sft import fine_tune
 
 NAME = "someone/a-model-of-theirs"
@@ -45,7 +44,7 @@ def from_a_hub():
 def test_training_and_its_checkpoints_ask_nobody(tmp_path, asked):
     agent = from_a_hub()
     trainer = make_trainer(tmp_path / "run", agent=agent, steps=2, save_every=1, val_every=1)
-    train(trainer)
+    trainer.train()
     run = tmp_path / "run"
     assert NAME in (run / "adapter" / "adapter_config.json").read_text()
     assert list((run / "train" / "checkpoints").glob("checkpoint-*"))
@@ -55,7 +54,7 @@ def test_training_and_its_checkpoints_ask_nobody(tmp_path, asked):
 def test_the_cold_start_and_handing_an_adapter_over_ask_nobody(tmp_path, asked):
     model, tokenizer = from_a_hub()
     trainer = make_trainer(tmp_path / "run", agent=from_a_hub(), steps=1)
-    train(trainer)
+    trainer.train()
     demonstrations = trainer.run.trajectories(1)
     fine_tune(model, tokenizer, demonstrations, Recipe(lora_r=2, sft_batch=4), tmp_path / "sft")
     again = from_a_hub()[0]

@@ -236,11 +236,10 @@ def test_a_reset_that_fails_stops_with_one_sentence(tokenizer, reset, says):
 def test_an_environment_runs_in_stock_trl(environment, suite, tmp_path):
     """TRL's own trainer makes the environments, resets them, runs their tools for a real model, and scores."""
     from datasets import Dataset
-    from trl import GRPOConfig
+    from trl import GRPOConfig, GRPOTrainer
     from trl.chat_template_utils import qwen3_template
 
     from agentkit.policies.loading import load_agent
-    from agentkit.training.trl_trainer import GRPOTrainer
 
     corpus, made = Corpus.open(), []
 

@@ -20,7 +20,7 @@ from agentkit.records import Group, StopReason, Task, ToolResult, Trajectory, Tu
 from agentkit.runs import Run, read_jsonl
 from agentkit.training import advantages
 from agentkit.training.advantages import teaches_nothing
-from agentkit.training.grpo import AgentGRPOTrainer, train
+from agentkit.training.loop import GRPO
 from agentkit.training.selection import fresh_tasks, left_out, penalty, replace_dead, resample_correct, select
 from agentkit.trajectories import groups_of, is_dead, is_truncated, is_void, reward_range
 
@@ -92,18 +92,17 @@ def test_left_out_follows_the_recipe():
         "t", (trajectory(1.0), trajectory(0.0, [MALFORMED], []), trajectory(0.0, stop=StopReason.TOKEN_LIMIT))
     )
     groups = [mixed, group(1.0, 1.0, 1.0)]
-    for values, expected in [
-        ({}, [0, 0, 0, 0, 0, 0]),
-        ({"dead_groups": "drop"}, [0, 0, 0, 1, 1, 1]),
-        ({"mask_void": True}, [0, 1, 1, 0, 0, 0]),
-        ({"mask_truncated": True}, [0, 0, 1, 0, 0, 0]),
-        ({"mask_truncated": True, "dead_groups": "drop"}, [0, 0, 1, 1, 1, 1]),
+    for drops, truncated, void, expected in [
+        (False, False, False, [0, 0, 0, 0, 0, 0]),
+        (True, False, False, [0, 0, 0, 1, 1, 1]),
+        (False, False, True, [0, 1, 1, 0, 0, 0]),
+        (False, True, False, [0, 0, 1, 0, 0, 0]),
+        (True, True, False, [0, 0, 1, 1, 1, 1]),
     ]:
-        recipe = Recipe.from_mapping(values)
-        dropped = [recipe.dead_groups == "drop" and is_dead(group) for group in groups]
-        assert left_out(groups, dropped, recipe) == [bool(x) for x in expected]
+        dropped = [drops and is_dead(group) for group in groups]
+        assert left_out(groups, dropped, truncated, void) == [bool(x) for x in expected]
     failed = Group("t", (trajectory(1.0), replace(trajectory(0.0), reward=None)))
-    assert left_out([failed], [False], Recipe()) == [False, True], "it would count as a token of the loss"
+    assert left_out([failed], [False], False, False) == [False, True], "it would count as a token of the loss"
 
 
 # ---- GRPO-RoC
@@ -215,14 +214,12 @@ def test_when_fresh_tasks_run_out_the_rest_is_kept():
 
 
 def test_select_counts_what_it_did():
-    recipe = Recipe.from_mapping(
-        {"dead_groups": "replace", "group_size": 2, "extra_rollouts": 0.5, "prompts_per_step": 4}
-    )
+    recipe = Recipe.from_mapping({"dead_groups": "replace", "group_size": 2, "prompts_per_step": 4})
 
     def roll_out(own, size):
         return [t for g in World()(own) for t in g.trajectories][: len(own) * size]
 
-    found = select(tasks("d1", "d2", "a", "b"), tasks("d3", "c", "e"), roll_out, is_dead, recipe)
+    found = select(tasks("d1", "d2", "a", "b"), tasks("d3", "c", "e"), roll_out, is_dead, recipe, 2)
     assert [t.task_id for t in found.trajectories][::2] == ["c", "d2", "a", "b"]
     expected = {"dead": 1, "dead_sampled": 2, "replaced": 1, "dropped": 0, "extra": 4, "left_out": 0}
     assert found.counts == expected
@@ -230,7 +227,7 @@ def test_select_counts_what_it_did():
 
 def test_a_process_with_one_task_may_replace_its_group_too():
     """Its share of what all processes may sample is told it."""
-    recipe = Recipe.from_mapping({"dead_groups": "replace", "group_size": 2, "extra_rollouts": 0.5})
+    recipe = Recipe.from_mapping({"dead_groups": "replace", "group_size": 2})
 
     def roll_out(own, size):
         return [t for g in World()(own) for t in g.trajectories][: len(own) * size]
@@ -257,44 +254,35 @@ def agent():
     return load_agent("nano")
 
 
-def trained(agent, suite, path, **changes):
+def trained(agent, suite, path, settings=None, **changes):
     """A real training step; the trainer, what it stored and its metrics row. LoRA is taken off again."""
     model, tokenizer = agent
     recipe = Recipe.from_mapping(SMALL | changes)
     run = Run.create(path)
     tasks, validation = suite.split("train"), suite.split("validation")[:1]
-    trainer = AgentGRPOTrainer(Lab.open(recipe), model, tokenizer, tasks, validation, run)
-    seen = {}
-    generate = trainer._generate_and_score_completions
-    trainer._generate_and_score_completions = lambda inputs: seen.setdefault("batch", generate(inputs))
-    train(trainer)
+    trainer = GRPO(Lab.open(recipe), model, tokenizer, tasks, validation, run, **(settings or {}))
+    seen, update = [], trainer.update
+    trainer.update = lambda batch, lessons: seen.append(batch) or update(batch)
+    trainer.train()
     trainer.model.unload()
-    return seen["batch"], run.trajectories(1), read_jsonl(run.file("train", "metrics.jsonl"))[-1]
+    return seen[0], run.trajectories(1), read_jsonl(run.file("train", "metrics.jsonl"))[-1]
 
 
 @pytest.mark.parametrize("estimator", ["rloo", "gdpo", "difficulty", "turn", "step"])
 def test_estimators_train(agent, suite, tmp_path, estimator):
-    batch, stored, row = trained(
-        agent,
-        suite,
-        tmp_path / "run",
-        advantage=estimator,
-        reward={"correctness": 1, "format": 1, "efficiency": 1},
-    )
-    tokens = batch["completion_ids"].shape
-    assert batch["advantages"].shape == (tokens if estimator in ("turn", "step") else tokens[:1])
-    if batch["advantages"].ndim == 2:
-        assert not batch["advantages"][batch["tool_mask"] == 0].any(), "replies have no advantage"
-        trained_on = (batch["completion_mask"] * batch["tool_mask"]).bool()
-        told = [a[m].mean().item() for a, m in zip(batch["advantages"], trained_on, strict=True)]
-        assert [t.advantage for t in stored] == pytest.approx(told, abs=1e-6)
+    reward = {"correctness": 1, "format": 1, "efficiency": 1}
+    batch, stored, row = trained(agent, suite, tmp_path / "run", advantage=estimator, reward=reward)
+    if estimator in ("turn", "step"):
+        assert not batch.advantages[~batch.mask].any(), "replies have no advantage"
+    told = [a[m].mean().item() for a, m in zip(batch.advantages, batch.mask, strict=True)]
+    assert [t.advantage for t in stored] == pytest.approx(told, abs=1e-6)
     assert torch.isfinite(torch.tensor([row["loss"], row["grad_norm"]])).all()
 
 
 def test_dropped_groups_and_masked_trajectories_are_outside_the_loss(agent, suite, tmp_path):
     flat = {"reward": {"correctness": 0}}
     batch, stored, row = trained(agent, suite, tmp_path / "run", dead_groups="drop", **flat)
-    assert not batch["tool_mask"][batch["completion_mask"] == 1].any() and {t.reward for t in stored} == {0.0}
+    assert not batch.mask.any() and {t.reward for t in stored} == {0.0}
     assert (row["dead_groups"], row["groups_dropped"], row["left_out"], row["loss"]) == (1.0, 2, 1.0, 0.0)
     assert "entropy" not in row, "no token was scored"
     assert observe(row)["not_finite"] == 0.0, "which is no accident"
@@ -302,18 +290,15 @@ def test_dropped_groups_and_masked_trajectories_are_outside_the_loss(agent, suit
 
 
 def test_dead_groups_are_replaced_and_void_ones_masked_in_training(agent, suite, tmp_path):
-    kept = {"mask_void": True, "mask_truncated": True, "dead_groups": "replace", "resample_correct": True}
-    batch, stored, row = trained(agent, suite, tmp_path / "run", reward={"overlong": 1},
-                                 extra_rollouts=2.0, **kept)  # fmt: skip
+    keys = {"mask_truncated": True, "dead_groups": "replace", "reward": {"overlong": 1}}
+    kept = {"mask_void": True, "resample_correct": True, "extra_rollouts": 2.0}
+    batch, stored, row = trained(agent, suite, tmp_path / "run", kept, **keys)
     assert len(stored) == 8 and len({t.task_id for t in stored}) == 2
     assert [t.sample for t in stored] == [0, 1, 2, 3] * 2
     out = [is_void(t) or is_truncated(t) for t in stored]
-    trained_on = (batch["completion_mask"] * batch["tool_mask"]).any(1).tolist()
-    assert trained_on == [not o for o in out] and row["left_out"] == sum(out) / 8
-    assert (
-        row["extra_rollouts"] % 8 == 0
-        and {"reward/overlong", "weighted/overlong", "dead_groups_sampled"} <= row.keys()
-    )
+    assert batch.mask.any(1).tolist() == [not o for o in out] and row["left_out"] == sum(out) / 8
+    assert row["extra_rollouts"] % 8 == 0
+    assert {"reward/overlong", "weighted/overlong", "dead_groups_sampled"} <= row.keys()
 
 
 def test_a_group_of_equal_rewards_lives_where_the_estimator_still_learns_from_it():
@@ -337,7 +322,7 @@ def test_a_group_without_a_turn_teaches_nothing(estimator):
 
 def test_a_batch_of_rollouts_is_split_into_optimiser_steps(tmp_path):
     trainer = make_trainer(tmp_path / "run", steps=4, minibatches=2, micro_batch=4, prompts_per_step=4)
-    train(trainer)
+    trainer.train()
     rows = read_jsonl(tmp_path / "run" / "train" / "metrics.jsonl")[1:]
     assert [("rollout_seconds" in row) for row in rows] == [True, False, True, False]
     assert all(row["grad_norm"] > 0 for row in rows)

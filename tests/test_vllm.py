@@ -40,7 +40,7 @@ from agentkit.rollouts import Limits, rollout
 from agentkit.rollouts.policy import EngineError, Request
 from agentkit.runs import Run, read_jsonl
 from agentkit.tools.environments import CorpusEnvironment
-from agentkit.training.grpo import AgentGRPOTrainer, train
+from agentkit.training.loop import GRPO
 
 if find_spec("vllm") is None and not torch.__version__.endswith("+cpu"):
     pytest.skip(
@@ -385,8 +385,8 @@ def test_training_on_vllm_writes_what_the_sync_found(suite, tmp_path):
         values | {"engine": "vllm", "learning_rate": 0.02, "max_turns": 3, "max_turn_tokens": 32}
     )
     tasks = suite.split("train"), suite.split("validation")
-    trainer = AgentGRPOTrainer(Lab.open(recipe), *load_agent("nano"), *tasks, Run.create(tmp_path / "run"))
-    train(trainer)
+    trainer = GRPO(Lab.open(recipe), *load_agent("nano"), *tasks, Run.create(tmp_path / "run"))
+    trainer.train()
     rows = read_jsonl(trainer.run.file("train", "metrics.jsonl"))
     assert all(row["sync_gap"] < 1e-3 for row in rows[1:]) and len(rows) == 3
     assert trainer.policy._engine is None, "training gives the engine back"

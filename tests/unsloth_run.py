@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from agentkit.policies.unsloth import import_first
@@ -29,11 +30,11 @@ from agentkit.policies.loading import load_agent  # noqa: E402
 from agentkit.policies.vllm import VllmPolicy  # noqa: E402
 from agentkit.recipe import Recipe  # noqa: E402
 from agentkit.records import EngineError  # noqa: E402
-from agentkit.training.grpo import AgentGRPOTrainer, train  # noqa: E402
+from agentkit.training.loop import GRPO  # noqa: E402
 from agentkit.training.sft import cold_start, demonstrations  # noqa: E402
 
 
-def make(folder: Path, engine: str, suite: Suite) -> AgentGRPOTrainer:
+def make(folder: Path, engine: str, suite: Suite) -> GRPO:
     """A trainer from the SFT agent in the folder."""
     recipe = Recipe(
         engine=engine, seed=4, temperature=0.7, steps=2, prompts_per_step=2, group_size=4, micro_batch=4, learning_rate=1e-3,
@@ -41,20 +42,18 @@ def make(folder: Path, engine: str, suite: Suite) -> AgentGRPOTrainer:
     )  # fmt: skip
     agent, tokenizer = load_agent("nano", merge=[folder / "sft"])
     run = Run.create(folder / engine)
-    return AgentGRPOTrainer(
-        Lab.open(recipe), agent, tokenizer, suite.split("train"), suite.split("validation"), run
-    )
+    return GRPO(Lab.open(recipe), agent, tokenizer, suite.split("train"), suite.split("validation"), run)
 
 
-def batch(trainer: AgentGRPOTrainer) -> dict[str, torch.Tensor]:
+def batch(trainer: GRPO) -> dict[str, torch.Tensor]:
     """One group on real text, with tool tokens."""
-    ids = trainer.processing_class("The population of Norway is 5,391,369 and its capital is Oslo. " * 12)[
+    ids = trainer.tokenizer("The population of Norway is 5,391,369 and its capital is Oslo. " * 12)[
         "input_ids"
     ]
     completions = [ids[i : i + 40 + 5 * i] for i in range(4)]
     masks = [[int(t % 3 > 0) for t in range(len(row))] for row in completions]
     made = as_batch([ids[:30]] * 4, completions, masks, [1.0, -0.4, 0.3, -0.9])
-    return {name: x.to(trainer.accelerator.device) for name, x in made.items()}
+    return {name: x.to(trainer.model.device) for name, x in made.items()}
 
 
 def faults(folder: Path) -> dict[str, str]:
@@ -69,7 +68,7 @@ def faults(folder: Path) -> dict[str, str]:
         if fault != "none":
             engines.plant_in_batch(trainer, fault)
         try:
-            train(trainer)
+            trainer.train()
             found[fault] = "went on"
         except EngineError:
             found[fault] = "stopped"
@@ -100,9 +99,10 @@ def main(folder: Path) -> None:
         before = get_peft_model_state_dict(trainer.model)
         before = {name: x.clone() for name, x in before.items()}
         set_peft_model_state_dict(trainer.model, noise)
-        trainer.beta, beta = 0.0, trainer.beta
+        trained = trainer.recipe
+        trainer.recipe, trainer.loss = trained.but(beta=0.0), replace(trainer.loss, beta=0.0)
         results.append(update(trainer, batch(trainer))[1:])
-        trainer.beta = beta
+        trainer.recipe, trainer.loss = trained, replace(trainer.loss, beta=trained.beta)
         trainer.model.zero_grad(set_to_none=True)
         set_peft_model_state_dict(trainer.model, before)
     (loss, gradient), (expected, reference) = results
@@ -113,7 +113,7 @@ def main(folder: Path) -> None:
     found["grad_norm"] = float(reference.norm())
     found["unshared"] = ours.unshared
 
-    result = train(ours)
+    result = ours.train()
     saved = AutoModelForCausalLM.from_pretrained(nano.DATA, dtype=ours.model.dtype).to(ours.model.device)
     for adapter in (folder / "sft", ours.run.file("adapter")):
         saved = PeftModel.from_pretrained(
@@ -124,7 +124,7 @@ def main(folder: Path) -> None:
     base = ours.model.peft_config["default"].base_model_name_or_path
     found["base"] = "nano" if Path(base) == Path(nano.DATA) else base
     found["losses"] = ours.run.metrics["loss"].dropna().tolist()
-    ids = torch.tensor([ours.own_trajectories[0].prompt_ids], device=saved.device)
+    ids = torch.tensor([ours.step.trajectories[0].prompt_ids], device=saved.device)
     with torch.no_grad():
         gap = (saved.eval()(ids).logits - ours.model.eval()(ids).logits).abs().max()
     found["adapter_gap"] = float(gap)

@@ -4,7 +4,7 @@ On a GPU it brings kernels of its own, base weights in 4 bits where asked, and a
 trained model's own weights, so that only the adapter is handed over after an update. Its CPU backend is
 transformers and PEFT with a few patches: there the transformers policy samples, and nothing gets faster.
 Unsloth patches TRL, transformers and PEFT when it is imported, so it has to come before them
-(``import_first``). Leaves out several processes, and Unsloth's own loss: TRL's is used, as with every engine.
+(``import_first``). Leaves out several processes, and Unsloth's own loss.
 """
 
 import importlib.util
@@ -60,11 +60,6 @@ def _kernels_that_run() -> None:
     if found := importlib.util.find_spec(library):  # vLLM's build for a GPU has none
         spec = importlib.util.spec_from_file_location("vllm._C", found.origin)
         sys.modules["vllm._C"] = importlib.util.module_from_spec(spec)
-
-
-def return_logits() -> None:
-    """Have models return logits again: Unsloth's trainer code switches them to hidden states as it goes."""
-    os.environ["UNSLOTH_RETURN_HIDDEN_STATES"] = "0"
 
 
 def adapted(model: Any, tokenizer: Any, recipe: Recipe) -> tuple[Any, Any]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agentkit.records import StopReason, Trajectory
-from agentkit.runs import RunError
 
 if TYPE_CHECKING:  # who looks at stored tokens needs no torch
     import torch
@@ -171,31 +170,6 @@ def batch_faults(
     for start in range(0, len(trajectories), group_size):
         sentences += group_faults(trajectories[start : start + group_size])
     return sentences
-
-
-def check_batch(
-    batch: dict[str, torch.Tensor], trajectories: Sequence[Trajectory], group_size: int, tokenizer: Any
-) -> None:
-    """The gate before the first update: the batch that the loss will read is the batch that was sampled.
-
-    Args:
-        batch: TRL's, with completion_ids and completion_mask (B, T) and, where there are tool replies,
-            tool_mask (B, T).
-        trajectories: the B trajectories it was made from, group by group.
-        group_size: G.
-        tokenizer: decodes what was sampled.
-
-    Raises:
-        RunError: naming each fault.
-    """
-    lengths = batch["completion_mask"].sum(1).tolist()
-    used = batch.get("tool_mask", batch["completion_mask"])
-    rows = [row[:n].tolist() for row, n in zip(batch["completion_ids"], lengths, strict=True)]
-    masks = [row[:n].int().tolist() for row, n in zip(used, lengths, strict=True)]
-    found = batch_faults(trajectories, group_size, rows=rows, masks=masks, decode=exact_decode(tokenizer))
-    if found:
-        more = f" (and {len(found) - SHOWN} more)" if len(found) > SHOWN else ""
-        raise RunError("the batch must not be trained on: " + " ".join(found[:SHOWN]) + more)
 
 
 def exact_decode(tokenizer: Any) -> Decode:

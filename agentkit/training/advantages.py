@@ -8,6 +8,7 @@ components, T completion tokens, N turns. Leaves out which groups are trained on
 
 import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -239,10 +240,8 @@ def of_trajectories(
         options["length"] = max(len(t.completion_ids) for t in trajectories)
     if recipe.advantage == "turn":
         options["turn_rewards"] = [turn_rewards(tasks[t.task_id], t) for t in trajectories]
-        options["lam"] = recipe.turn_lambda
     elif recipe.advantage == "step":
         options["states"] = [turn_states(t) for t in trajectories]
-        options |= {"gamma": recipe.step_gamma, "weight": recipe.step_weight}
     return estimate([t.reward for t in trajectories], groups, recipe.advantage, **options)
 
 
@@ -251,6 +250,12 @@ def teaches_nothing(tasks: Mapping[str, Task], reward: Reward, recipe: Recipe, g
     one = [0] * len(group.trajectories)
     values = of_trajectories(tasks, group.trajectories, one, reward, recipe)
     return not (values.abs() >= EPSILON**2).any()
+
+
+def recorded(trajectories: Sequence[Trajectory], values: Tensor) -> tuple[Trajectory, ...]:
+    """The trajectories with their advantages, (B,) or (B, T), as one number each for the record."""
+    told = zip(trajectories, values, strict=True)
+    return tuple(replace(t, advantage=summary(value, t.action_mask)) for t, value in told)
 
 
 def summary(advantage: Tensor, action_mask: Sequence[int]) -> float:

@@ -1,8 +1,8 @@
 """Checkpoints as folders on disk: each is there as a whole or not at all, and proves that it is unharmed.
 
-A checkpoint is filled under a temporary name, its files are hashed into a manifest and brought to the disk,
-and only then it is renamed to checkpoint-N, N the optimiser step. Also: what an earlier training left in
-train/ is cut back or set aside. Leaves out what a checkpoint holds (resume).
+A checkpoint is filled under a temporary name, a digest of all it holds goes into its manifest, all is brought
+to the disk, and only then it is renamed to checkpoint-N, N the optimiser step. Also: what an earlier training
+left in train/ is cut back or set aside. Leaves out what a checkpoint holds (saves).
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from agentkit.runs import Run, RunError, cut_jsonl, secure, write_json
 from agentkit.runs.files import step_of, steps
 
 MANIFEST = "manifest.json"
+VERSION = 2  # of what a checkpoint holds
 KEEP = 2  # the newest, and one to fall back to
 
 
@@ -40,11 +41,10 @@ def commit(new: Path, about: Mapping[str, Any]) -> Path:
 
     Args:
         new: what ``begin`` gave.
-        about: goes into the manifest; JSON values.
+        about: goes into the manifest; JSON values, the ``step`` among them.
     """
-    names = sorted(str(path.relative_to(new)) for path in new.rglob("*") if path.is_file())
-    manifest = {"about": dict(about), "files": {name: _digest(new / name) for name in names}}
-    write_json(new / MANIFEST, manifest | {"sha256": _seal(manifest)})
+    about = json.loads(json.dumps(dict(about)))
+    write_json(new / MANIFEST, {"version": VERSION, "about": about, "sha256": _digest(new, about)})
     secure(new)
     for path in [*new.rglob("*"), new]:
         _sync(path)
@@ -59,42 +59,38 @@ def commit(new: Path, about: Mapping[str, Any]) -> Path:
 
 
 def verify(path: Path) -> dict[str, Any]:
-    """What the manifest says about a checkpoint all of whose files are as they were written.
+    """What the manifest says about a checkpoint whose files are as they were written.
 
     Raises:
-        CheckpointError: a file is missing or changed, or the manifest is.
+        CheckpointError: they are not, or the manifest is not.
+        RunError: an earlier version wrote it.
     """
     try:
         with open(path / MANIFEST, "rb") as file:
             manifest = json.load(file)
-        seal, files, about = manifest.pop("sha256"), manifest["files"], manifest["about"]
-        if seal != _seal(manifest):
-            raise ValueError("its seal is another")
+        if manifest.get("version") == VERSION:
+            about = manifest["about"]
+            if manifest["sha256"] == _digest(path, about) and about["step"] == step_of(path):
+                return about
+        is_old = "files" in manifest and "version" not in manifest
     except OSError as error:
-        raise CheckpointError(f"{path.name}: its {MANIFEST} cannot be read ({error.strerror})") from None
+        raise CheckpointError(f"{path.name} cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         raise CheckpointError(f"{path.name}: its {MANIFEST} is damaged") from None
-    for name, written in files.items():
-        try:
-            digest = _digest(path / name)
-        except OSError as error:
-            raise CheckpointError(f"{path.name}: {name} cannot be read ({error.strerror})") from None
-        if digest != written:
-            raise CheckpointError(f"{path.name}: {name} is not as it was written")
-    return about
+    if is_old:
+        raise RunError(
+            f"{path} was written by an earlier version of agentkit, which this one cannot go on from: name "
+            "another run folder, or remove this run's train/ to begin anew"
+        )
+    raise CheckpointError(f"{path.name} is not as it was written")
 
 
-def newest_sound(folder: Path, fits: Callable[[Path, dict[str, Any]], None]) -> Path | None:
-    """The newest checkpoint that is unharmed and ``fits``, with a warning for each that is not; or None.
-
-    ``fits`` is called with a sound checkpoint and its manifest; it raises CheckpointError where that cannot
-    be used.
-    """
+def newest_sound(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The newest checkpoint that is unharmed, and what it says of itself; warns of each that is not."""
     newest_first = steps(folder)
     for path, older in zip_longest(newest_first, newest_first[1:]):
         try:
-            fits(path, verify(path))
-            return path
+            return path, verify(path)
         except CheckpointError as error:
             then = f"falling back to {older.name}" if older else "there is no older one"
             warnings.warn(f"a checkpoint is damaged and is not used: {error}; {then}.", stacklevel=2)
@@ -125,13 +121,14 @@ def _unused(path: Path) -> Path:
     return next(other for n in count(1) if not (other := path.with_name(f"{path.name}-{n}")).exists())
 
 
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _seal(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+def _digest(folder: Path, about: Mapping[str, Any]) -> str:
+    """Of what is said about a checkpoint, and of the names and contents of all its files but the manifest."""
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST):
+        with open(path, "rb") as file:
+            own = hashlib.file_digest(file, "sha256").hexdigest()
+        digest.update(f"{path.relative_to(folder)}\0{own}\0".encode())
+    return digest.hexdigest()
 
 
 def _sync(path: Path) -> None:

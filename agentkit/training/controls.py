@@ -38,7 +38,7 @@ def grpo_tokens(run: Run, recipe: Recipe) -> int:
             f"{run.path} stores no training trajectories. Run notebook 03_grpo for this run first."
         )
     files = [run.file("train", "trajectories", f"step_{step:05d}.parquet") for step in run.steps]
-    return recipe.num_iterations * on_main_process(lambda: sum(map(count_tokens, files)))
+    return on_main_process(lambda: sum(map(count_tokens, files)))
 
 
 def train_control(name: str, lab: Lab, run: Run, tasks: Sequence[Task]) -> tuple[Any, Any, dict[str, float]]:

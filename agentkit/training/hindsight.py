@@ -3,7 +3,7 @@
 As in arc25 (iterations 4 to 6): sample programs, run them, keep the shortest for each different outcome,
 relabel each as the task that asks for what it gave, order them from worst to best against the task that was
 really asked, fine-tune, and repeat. Needs no right answer to start from. ``hindsight`` is that loop; with
-``hindsight_weight`` GRPO imitates the lessons of its own rollouts instead (``lesson_batch``). A family takes
+``hindsight_weight`` GRPO imitates the lessons of its own rollouts instead (loop). A family takes
 part by its ``relabel``. Leaves out how a trajectory is relabelled (tasks.relabel for programs).
 """
 
@@ -16,8 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from agentkit.policies.loading import make_policy
 from agentkit.policies.scripted import ScriptedPolicy
@@ -147,23 +145,3 @@ def demonstrate(lab: Lab, tasks: Sequence[Task], tokenizer: Any) -> list[Traject
     expert = ScriptedPolicy(tokenizer, name="hindsight")
     transcripts = rollout(tasks, expert, **lab.options(seed=lab.recipe.seed))
     return [t for t in transcripts if t.success == 1.0]
-
-
-def lesson_batch(
-    lab: Lab, tasks: Sequence[Task], trajectories: Sequence[Trajectory], tokenizer: Any
-) -> dict[str, torch.Tensor]:
-    """The lessons of a batch of B rollouts as tensors that are split and stored with it, for ``Update``.
-
-    ``lesson_ids``, ``lesson_mask`` and ``lesson_scored`` (B, T), 1 on what the expert wrote: the transcripts
-    at evenly spaced rows, padded on the right; ``lesson_tokens`` (), the number scored.
-    """
-    transcripts = demonstrate(
-        lab, lessons(tasks, trajectories, lab.families, lab.recipe.hindsight_keep), tokenizer
-    )
-    width = max((len(t.prompt_ids) + len(t.completion_ids) for t in transcripts), default=1)
-    ids, mask, scored = (torch.zeros(len(trajectories), width, dtype=torch.int64) for _ in range(3))
-    for i, t in enumerate(transcripts):
-        row, end = i * len(trajectories) // len(transcripts), len(t.prompt_ids) + len(t.completion_ids)
-        ids[row, :end], mask[row, :end] = torch.tensor([*t.prompt_ids, *t.completion_ids]), 1
-        scored[row, len(t.prompt_ids) : end] = torch.tensor(t.action_mask)
-    return {"lesson_ids": ids, "lesson_mask": mask, "lesson_scored": scored, "lesson_tokens": scored.sum()}

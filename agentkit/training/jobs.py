@@ -57,10 +57,8 @@ def control(lab: Lab, run: Run, tell: OnMetrics, name: str) -> dict[str, Any]:
 
 def train(lab: Lab, run: Run, tell: OnMetrics) -> dict[str, Any]:
     """GRPO from the SFT reference."""
-    from agentkit.training import grpo
-
     agent, tokenizer = agent_of(run, lab.recipe, "sft")
-    return grpo.train(lab.trainer(agent, tokenizer, lab.load(run), run, on_metrics=tell))
+    return lab.trainer(agent, tokenizer, lab.load(run), run, on_metrics=tell).train()
 
 
 def notebook_03(lab: Lab, run: Run, tell: OnMetrics) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from agentkit.rollouts.template_probe import end_of_turn_ids
 from agentkit.runs import Run, RunError, read_json, secure, write_json
 from agentkit.runs.run import ADAPTER
 from agentkit.training.adapters import replacing
-from agentkit.training.resume import STAGE
+from agentkit.training.saves import STAGE
 
 CHECKED, CHECKED_TOKENS = 8, 2048  # trajectories, and tokens of each
 

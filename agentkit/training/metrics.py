@@ -7,50 +7,52 @@ Leaves out what the numbers say (diagnostics) and how they are drawn (views).
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from agentkit.diagnostics import audit_metrics, audited
 from agentkit.evaluation import task_success
 from agentkit.records import Step, StopReason, Trajectory
 from agentkit.rewards import Reward
+from agentkit.runs import Run
 from agentkit.trajectories import results_of
 
 _TABLE = tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
 COLUMNS, FAMILIES = _TABLE["columns"], _TABLE["families"]  # with their meaning; families by prefix
-_TRL_NAMES = {
-    "loss": "loss",
-    "grad_norm": "grad_norm",
-    "learning_rate": "learning_rate",
-    "reward": "reward",
-    "reward_std": "reward_std",
-    "kl": "kl",
-    "entropy": "entropy",
-    "clip_ratio/region_mean": "clip_fraction",
-    "cispo_clip_ratio": "clip_fraction",
-}
 
 
-def row(
-    number: int, logs: Mapping[str, Any], measured: Mapping[str, float], seconds: float | None = None
-) -> dict[str, Any]:
-    """One row of train/metrics.jsonl; what the kit measured comes before what TRL logged.
-
-    What TRL logs as None, such as the entropy where no token was scored, has no column; of nothing that was
-    trained on nothing was clipped.
-    """
-    known = {ours: logs[trl] for trl, ours in _TRL_NAMES.items() if logs.get(trl) is not None}
-    if any(_TRL_NAMES.get(name) == "clip_fraction" for name in logs):
-        known.setdefault("clip_fraction", 0.0)
-    values = {"step": number} | known | measured
+def row(number: int, measured: Mapping[str, float], seconds: float | None = None) -> dict[str, Any]:
+    """One row of train/metrics.jsonl."""
+    values = {"step": number} | measured
     if seconds is not None:
         other = values.get("rollout_seconds", 0.0) + values.get("val_seconds", 0.0)
         values |= {"seconds": seconds, "update_seconds": seconds - other}
     unknown = [name for name in values if name not in COLUMNS and not name.startswith(tuple(FAMILIES))]
     assert not unknown, f"columns that agentkit.training.metrics does not list: {', '.join(unknown)}"
     return values
+
+
+def reporter(kind: str, run: Run | None) -> Callable[[Mapping[str, Any]], None]:
+    """What shows the rows elsewhere (recipe key ``report_to``) beside metrics.jsonl; None shows nothing."""
+    if kind == "none" or run is None:
+        return lambda row: None
+    if kind == "tensorboard":
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter(str(run.file("train", "tensorboard")))
+        return lambda row: [writer.add_scalar(f"train/{n}", x, row["step"]) for n, x in numbers(row)]
+    import wandb
+
+    name = "/".join(run.path.absolute().parts[-3:])  # of a sweep its arm and seed
+    started = wandb.init(name=name, dir=run.file("train"))
+    return lambda row: started.log({f"train/{n}": x for n, x in numbers(row)}, step=row["step"])
+
+
+def numbers(row: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """The columns of a row that are finite numbers."""
+    return [(n, x) for n, x in row.items() if isinstance(x, int | float) and math.isfinite(x)]
 
 
 def joined(steps: Sequence[Step]) -> Step:
@@ -108,7 +110,12 @@ def tool_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 def reward_metrics(step: Step, reward: Reward) -> dict[str, float]:
     """Mean components of a step's rewards, the share without one, and what the auditor says of them."""
-    metrics = {"reward_unscored": sum(t.reward is None for t in step.trajectories) / len(step.trajectories)}
+    known = [t.reward for t in step.trajectories if t.reward is not None]
+    metrics = {
+        "reward": fmean(known) if known else math.nan,
+        "reward_std": stdev(known) if len(known) > 1 else math.nan,
+        "reward_unscored": 1 - len(known) / len(step.trajectories),
+    }
     for name, (_, weight) in reward.items():
         values = [t.components[name] for t in step.trajectories if t.components.get(name) is not None]
         metrics[f"reward/{name}"] = fmean(values) if values else math.nan

@@ -1,5 +1,4 @@
-"""Inside a process that trains: the lock on its run, random states, and whether several processes are
-those of the recipe.
+"""Inside a process that trains: the lock on its run, random states, and what all processes add up.
 
 Leaves out starting several of them (launch), what they tell each other (policies.process_group) and signals
 that stop them (runs.children).
@@ -10,18 +9,20 @@ import hashlib
 import os
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import distributed
 
-from agentkit.policies.process_group import gathered, join, world
-from agentkit.runs import Recipe, Run, RunError, append_to
+from agentkit.policies.process_group import gathered, world
+from agentkit.runs import Run, RunError, append_to
 
 LOCK = ".training"  # in the run's folder
 LOCK_S = 15.0  # a kernel whose parent was killed ends itself within seconds
-_LOCKS: dict[Path, int] = {}  # descriptors that this process holds; a trainer made anew uses the old one's
+_LOCKS: dict[Path, int] = {}  # descriptors that this process holds
 
 
 class TrainingStopped(KeyboardInterrupt):
@@ -32,19 +33,19 @@ class TrainingStopped(KeyboardInterrupt):
         return [f"{type(self).__name__}: {self}"]
 
 
-# ---- one process
-def random_states() -> tuple[Any, ...]:
+def random_states() -> dict[str, Any]:
+    """Of Python, NumPy and torch, in types that a checkpoint may hold."""
+    numpy = [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda
+    return {"python": random.getstate(), "numpy": numpy, "cpu": torch.get_rng_state(), "cuda": cuda}
 
 
-def set_random_states(states: tuple[Any, ...]) -> None:
-    python, numpy, cpu, cuda = states
-    random.setstate(python)
-    np.random.set_state(numpy)
-    torch.set_rng_state(cpu)
-    if cuda:
-        torch.cuda.set_rng_state_all(cuda)
+def set_random_states(states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    np.random.set_state(tuple(states["numpy"]))
+    torch.set_rng_state(states["cpu"])
+    if states["cuda"]:
+        torch.cuda.set_rng_state_all(states["cuda"])
 
 
 def lock(run: Run) -> None:
@@ -68,10 +69,12 @@ def lock(run: Run) -> None:
 
 
 def _locked(handle: int) -> bool:
-    """Try to lock a file; not inherited by children, and gone with this process however it ends."""
+    """Try to lock a file, with a lock of this descriptor: others that read the file and close it change
+    nothing.
+    """
     try:
-        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
     return True
 
@@ -83,16 +86,19 @@ def unlock(run: Run) -> None:
 
 
 # ---- several
-def check_processes(recipe: Recipe) -> None:
-    """Raise RunError where another number of processes runs than the recipe says: batches would differ."""
-    join(recipe)
-    running = world()
-    if running != recipe.processes:
-        raise RunError(
-            f"the recipe says processes: {recipe.processes}, and {running} run{'s' * (running == 1)}. Start "
-            "them with notebook 03 or 'python -m torch.distributed.run --standalone --nproc_per_node "
-            f"{recipe.processes}'; 'accelerate launch --cpu' runs one process whatever it is told."
-        )
+def summed(values: Sequence[float]) -> list[float]:
+    """Each of these over all processes."""
+    return torch.tensor(gathered([list(values)]), dtype=torch.float64).sum(0).tolist()
+
+
+def share_gradients(trained: Sequence[torch.nn.Parameter]) -> None:
+    """Sum the gradients of all processes: an adapter is small, so that one message does."""
+    if world() == 1:
+        return
+    flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in trained])
+    distributed.all_reduce(flat)
+    for p, gradient in zip(trained, flat.split([p.numel() for p in trained]), strict=True):
+        p.grad = gradient.view_as(p)
 
 
 def check_same(model: Any) -> None:

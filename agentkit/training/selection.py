@@ -7,8 +7,10 @@ function that rolls out. Leaves out advantages.
 """
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+
+import torch
 
 from agentkit.recipe import Recipe
 from agentkit.records import Group, Task, Trajectory
@@ -90,25 +92,26 @@ def select(
     roll_out: Roll,
     is_dead: IsDead,
     recipe: Recipe,
-    extra: int | None = None,
+    extra: int,
+    resample: bool = False,
+    without_void: bool = False,
 ) -> Selected:
     """Sample one step's groups as the recipe asks; ``fresh`` tasks may take a dead group's place, at most
-    ``extra`` groups of them (by default ``extra_rollouts`` times the tasks).
+    ``extra`` groups of them. ``resample`` is GRPO-RoC; ``without_void`` leaves void trajectories out.
     """
-    cost = recipe.group_size * (2 if recipe.resample_correct else 1)
+    cost = recipe.group_size * (2 if resample else 1)
 
     def sample(chosen: Sequence[Task]) -> list[Group]:
         groups = groups_of(roll_out(chosen, cost), cost)
-        if recipe.resample_correct:
+        if resample:
             return [resample_correct(group, recipe.group_size) for group in groups]
         return groups
 
     groups = sample(tasks)
-    extra = int(recipe.extra_rollouts * len(tasks)) if extra is None else extra
     budget = extra * cost if recipe.dead_groups == "replace" else 0
     chosen, replaced, extra = replace_dead(groups, fresh, sample, is_dead, budget, cost)
     dropped = [recipe.dead_groups == "drop" and is_dead(group) for group in chosen]
-    out = left_out(chosen, dropped, recipe)
+    out = left_out(chosen, dropped, recipe.mask_truncated, without_void)
     dead = sum(map(is_dead, chosen))
     counts = {
         "dead": dead,
@@ -121,15 +124,13 @@ def select(
     return Selected([t for group in chosen for t in group.trajectories], out, counts)
 
 
-def left_out(groups: Sequence[Group], dropped: Sequence[bool], recipe: Recipe) -> list[bool]:
-    """For each trajectory, group by group, whether it or its group is left out of the loss: by the recipe, or
-    since it has no reward.
+def left_out(groups: Sequence[Group], dropped: Sequence[bool], truncated: bool, void: bool) -> list[bool]:
+    """For each trajectory, group by group, whether the loss leaves it or its group out.
+
+    It does without a reward in any case, ``truncated`` and ``void`` ones where asked.
     """
     return [
-        drop
-        or t.reward is None
-        or (recipe.mask_void and is_void(t))
-        or (recipe.mask_truncated and is_truncated(t))
+        drop or t.reward is None or (void and is_void(t)) or (truncated and is_truncated(t))
         for group, drop in zip(groups, dropped, strict=True)
         for t in group.trajectories
     ]
@@ -139,3 +140,19 @@ def fresh_tasks(tasks: Iterable[Task], used: Sequence[str], seed: int) -> list[T
     unused = [task for task in tasks if task.id not in set(used)]
     random.Random(seed).shuffle(unused)
     return unused
+
+
+# ---- tasks
+def batches(tasks: Sequence[Task], each: int, seed: int) -> Iterator[list[Task]]:
+    """Tasks in a new order each epoch, ``each`` at a time, without end."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        order = torch.randperm(len(tasks), generator=generator).tolist()
+        for start in range(0, len(order) // each * each, each):
+            yield [tasks[i] for i in order[start : start + each]]
+
+
+def spread_over(tasks: Sequence[Task], count: int) -> list[Task]:
+    """So many of the tasks, or all, evenly over their order: a suite goes family by family."""
+    count = min(count, len(tasks))
+    return [tasks[i * len(tasks) // count] for i in range(count)]

@@ -8,7 +8,6 @@ weights. Families A and B only: TRL gives every trajectory the same tools. Leave
 beyond the target.
 """
 
-import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -28,13 +27,12 @@ from agentkit.rewards.components import TURN_PENALTY
 from agentkit.rollouts import rollout
 from agentkit.runs import Recipe, Run, project_root, read_recipe
 from agentkit.training.adapters import lora, merged
-from agentkit.training.grpo import AgentGRPOTrainer
-from agentkit.training.grpo_config import grpo_config
+from agentkit.training.loop import GRPO
 from agentkit.training.sft import cold_start, demonstrations
 from agentkit.verifiers import answer_of, verify
 
 from .common import case, main, messages, report
-from .peer import StockTrainer
+from .peer import StockTrainer, stock_config
 
 TARGET, EVERY = 0.85, 6  # success on the validation tasks, steps between validations
 SEEDS = (1, 2, 3)
@@ -73,25 +71,57 @@ def _seed(seed: int, quick: bool) -> dict[str, Result]:
             agent, tokenizer = load_agent("nano")
             start = [folder / "sft"]
             cold_start(agent, tokenizer, demonstrations(lab, train, tokenizer), lab.recipe, start[0])
-        trainer = AgentGRPOTrainer(lab, *load_agent("nano", start), train, [], Run.create(folder / "race"))
-        ours = _race(trainer, lab, validation)
+        ours = _ours(lab, load_agent("nano", start), train, validation, folder / "race")
         stock = _stock(*load_agent("nano", start), train, lab, folder / "trl")
-        return {"ours": ours, "peer": _race(stock, lab, validation, PATIENCE * ours["seconds"])}
+        return {"ours": ours, "peer": _theirs(stock, lab, validation, PATIENCE * ours["seconds"])}
 
 
-def _race(trainer: Any, lab: Lab, validation: Sequence[Task], limit_s: float = math.inf) -> Result:
-    """Train until validation success reaches the target, or the recipe's steps or the seconds are over."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    policy = TransformersPolicy(model, trainer.processing_class, max_batch=lab.recipe.max_batch)
+def _validation(model: Any, tokenizer: Any, lab: Lab, tasks: Sequence[Task]) -> Callable[[], float]:
+    policy = TransformersPolicy(model, tokenizer, max_batch=lab.recipe.max_batch)
 
     def validate() -> float:
         training = model.training
         with merged(model):
-            trajectories = rollout(validation, policy, **lab.options(seed=lab.recipe.seed))
+            trajectories = rollout(tasks, policy, **lab.options(seed=lab.recipe.seed))
         model.train(training)
         return fmean(t.success or 0.0 for t in trajectories)
 
-    clock = _Clock(validate, limit_s)
+    return validate
+
+
+class _AtTarget(Exception):
+    """Training has come to the target."""
+
+
+def _ours(
+    lab: Lab, agent: tuple[Any, Any], tasks: Sequence[Task], held: Sequence[Task], folder: Path
+) -> Result:
+    """Train until validation success reaches the target, or the recipe's steps are over."""
+    seconds, success = [], {}
+
+    def hear(row: dict[str, Any]) -> None:
+        if not row["step"]:
+            return
+        seconds.append(row["seconds"])
+        if row["step"] % EVERY == 0 or row["step"] == lab.recipe.steps:
+            success[row["step"]] = validate()
+            if success[row["step"]] >= TARGET:
+                raise _AtTarget
+
+    trainer = GRPO(lab, *agent, tasks, [], Run.create(folder), hear)
+    validate = _validation(trainer.model, trainer.tokenizer, lab, held)
+    reached = False
+    try:
+        trainer.train()
+    except _AtTarget:
+        reached = True
+    return {"seconds": sum(seconds), "steps": len(seconds), "reached": reached, "success": success}
+
+
+def _theirs(trainer: Any, lab: Lab, held: Sequence[Task], limit_s: float) -> Result:
+    """The same by TRL's trainer, which is stopped when its time is up."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    clock = _Clock(_validation(model, trainer.processing_class, lab, held), limit_s)
     trainer.add_callback(clock)
     trainer.train()
     steps = len(clock.steps)
@@ -122,7 +152,7 @@ class _Clock(TrainerCallback):
 # ---- stock TRL
 def _stock(model: Any, tokenizer: Any, tasks: Sequence[Task], lab: Lab, folder: Path) -> StockTrainer:
     tokenizer.response_template = qwen3_template
-    args = grpo_config(lab.recipe, folder)
+    args = stock_config(lab.recipe, folder)
     args.max_tool_calling_iterations = lab.recipe.max_turns - 1
     by_id = {task.id: task for task in tasks}
 

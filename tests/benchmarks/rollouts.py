@@ -17,7 +17,7 @@ from typing import Any
 
 from datasets import Dataset
 from transformers import set_seed
-from trl import GRPOConfig
+from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_template
 
 from agentkit.policies.loading import load_agent
@@ -28,7 +28,6 @@ from agentkit.rollouts.policy import Request
 from agentkit.tasks import Suite
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.environments import CorpusEnvironment
-from agentkit.training.trl_trainer import GRPOTrainer
 
 from .common import case, main, messages, report
 

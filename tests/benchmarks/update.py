@@ -11,11 +11,9 @@ arithmetic, which is the same for both.
 
 import ctypes
 import gc
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -24,11 +22,9 @@ from agentkit.policies.loading import load_agent
 from agentkit.recipe import Recipe
 from agentkit.runs.children import repeated
 from agentkit.tools.corpus import Corpus
-from agentkit.training.adapters import lora
-from agentkit.training.grpo_config import grpo_config
 
 from .common import case, main, report
-from .peer import SharingTrainer, StockTrainer, as_batch, logprobs, make_trainer, update
+from .peer import as_batch, logprobs, our_trainer, stock_trainer, update
 
 GROUP, COMPLETION, TURN = 8, 256, 32
 FULL, QUICK = {256: 7, 1024: 5, 4096: 3}, {256: 3, 1024: 2, 4096: 1}  # prompt tokens -> repeats
@@ -55,23 +51,20 @@ def bench_update(quick: bool = False) -> dict[str, Any]:
 
 def _pair(adapters: bool) -> tuple[Any, Any]:
     sizes = {"group_size": GROUP, "prompts_per_step": 1, "micro_batch": GROUP}
-    recipe = Recipe(beta=0.0, temperature=0.7, precision="float32", **sizes)
-    trainers = []
-    for kind in (SharingTrainer, StockTrainer):
-        args, agent = grpo_config(recipe, Path(tempfile.mkdtemp())), load_agent("nano", precision="float32")
-        trainers.append(make_trainer(kind, *agent, args, lora(recipe, agent[0]) if adapters else None))
-    return trainers[0], trainers[1]
+    recipe = Recipe(beta=0.0, temperature=0.7, **sizes)
+    kinds = our_trainer, stock_trainer
+    return tuple(kind(*load_agent("nano", precision="float32"), recipe, adapters) for kind in kinds)
 
 
 def _batch(pair: tuple[Any, Any], prompt: int) -> dict[str, Any]:
     text = " ".join(passage for (passage,) in Corpus.open().rows("SELECT text FROM passage LIMIT 400"))
-    tokens = cycle(pair[0].processing_class(text)["input_ids"])
+    tokens = cycle(pair[0].tokenizer(text)["input_ids"])
     shared = list(islice(tokens, prompt))
     completions = [[5 + i, *islice(tokens, COMPLETION - 1)] for i in range(GROUP)]  # no two begin alike
     sampled = [int(t // TURN % 2 == 0) for t in range(COMPLETION)]
     advantages = [1.0 - 2 * i / (GROUP - 1) for i in range(GROUP)]
     made = as_batch([shared] * GROUP, completions, [sampled] * GROUP, advantages)
-    return {name: x.to(pair[0].accelerator.device) for name, x in made.items()}
+    return {name: x.to(pair[0].model.device) for name, x in made.items()}
 
 
 def _compare(pair: tuple[Any, Any], batch: dict[str, Any], repeats: int) -> dict[str, Any]:

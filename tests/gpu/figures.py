@@ -26,9 +26,10 @@ import engines
 import survive
 import torch
 from benchmarks import peer
-from benchmarks.peer import SharingTrainer, StockTrainer, as_batch, logprobs, make_trainer
+from benchmarks.peer import as_batch, logprobs, our_trainer, stock_trainer
 from benchmarks.update import _batch
 from torch.nn.attention import SDPBackend
+from trl import GRPOTrainer
 
 from agentkit import nano
 from agentkit.policies import sync_guard
@@ -38,19 +39,18 @@ from agentkit.recipe import Recipe
 from agentkit.records import EngineError, StopReason, TrainingError, Trajectory
 from agentkit.runs import RunError, read_jsonl, versions
 from agentkit.training import prefix
-from agentkit.training.adapters import lora, save_adapter
-from agentkit.training.grpo import train
-from agentkit.training.grpo_config import grpo_config
+from agentkit.training.adapters import save_adapter
+from agentkit.training.loop import GRPO
 from agentkit.training.memory import update_peak
 from agentkit.training.merge import logprobs as run_logprobs
 from agentkit.training.merge import merge
 from agentkit.training.sft import fine_tune
-from agentkit.training.trl_trainer import GRPOTrainer
 from agentkit.training.update_timing import update_seconds
 
 torch.backends.cuda.enable_cudnn_sdp(False)  # as load_agent has it
 TESTS = Path(__file__).resolve().parents[1]
 CUDA = torch.cuda.is_available()
+TRLS_OWN = partial(stock_trainer, kind=GRPOTrainer)
 DEVICE = "cuda" if CUDA else "cpu"
 HALF = {"precision": "bfloat16"}
 GROUP, PROMPT = 8, 1024
@@ -142,14 +142,12 @@ def exactness(budget: Budget) -> Lines:
     prompt = budget.of(1024, 64)
     found = {}
     for precision in ("float32", "bfloat16"):
-        kinds = {"shared": SharingTrainer, "plain": StockTrainer} | ({"trl": GRPOTrainer} if CUDA else {})
+        kinds = {"shared": our_trainer, "plain": stock_trainer} | ({"trl": TRLS_OWN} if CUDA else {})
         for name, kind in kinds.items():
             recipe = Recipe(
                 beta=0.0, group_size=GROUP, prompts_per_step=1, micro_batch=GROUP, precision=precision
             )
-            args = grpo_config(recipe, Path(tempfile.mkdtemp()))
-            agent = load_agent("nano", precision=precision)
-            trainer = make_trainer(kind, *agent, args, lora(recipe, agent[0]))
+            trainer = kind(*load_agent("nano", precision=precision), recipe)
             batch = {key: x.to(DEVICE) for key, x in _batch((trainer, trainer), prompt).items()}
             _, _, gradient = peer.update(trainer, batch)
             scored = (batch["completion_mask"] * batch["tool_mask"]).bool()
@@ -217,7 +215,7 @@ def _exported(model: Any, tokenizer: Any, size: float) -> Lines:
         trainer = survive.make_trainer(
             Path(folder) / "run", agent=load_agent("nano", precision="float32"), steps=1
         )
-        train(trainer)
+        trainer.train()
         run = trainer.run
         run.begin("03_grpo", {"model": "nano", "sft": False})
         save_adapter(model, tokenizer, run.file("adapter"))
@@ -261,7 +259,7 @@ def guard(budget: Budget) -> Lines:
             )
             engines.move(trainer.model, 0.03)
             engines.plant_in_batch(trainer, fault)
-            yield line(f"planted: {fault}", *_stopped(partial(train, trainer), True))
+            yield line(f"planted: {fault}", *_stopped(trainer.train, True))
     runs = budget.of(10, 2)
     stops = []
     for seed in range(runs):
@@ -269,7 +267,7 @@ def guard(budget: Budget) -> Lines:
             agent = load_agent("nano", **HALF)
             trainer = survive.make_trainer(Path(folder) / "run", agent=agent, steps=3, seed=seed, **HALF)
             engines.move(trainer.model, 0.01 * seed, seed)
-            stops.append(_stopped(partial(train, trainer), False)[0])
+            stops.append(_stopped(trainer.train, False)[0])
     yield line(f"false stops in {runs} healthy runs", stops.count("stopped"), "runs", "stopped" not in stops)
 
 
@@ -318,7 +316,7 @@ def mismatch(budget: Budget) -> Lines:
                 )
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    train(trainer)
+                    trainer.train()
                 row = read_jsonl(trainer.run.file("train", "metrics.jsonl"))[-1]
                 more = {"p99": _p99(trainer)} if level == "token" else {}
             yield line(f"{budget.engine} {precision} {level}: clip fraction", row["clip_fraction"], "", row["clip_fraction"] == 0,
@@ -328,7 +326,7 @@ def mismatch(budget: Budget) -> Lines:
 def _p99(trainer: Any) -> float:
     """Of the absolute difference between the engine's and the trainer's log-probabilities, nats a token."""
     apart = []
-    model = trainer.accelerator.unwrap_model(trainer.model)
+    model = trainer.model
     engines.move(model, 0.0)  # as it was when the step was sampled
     for t in trainer.step.trajectories:
         scored = sync_guard.sampled_logprobs(model, list(t.prompt_ids), list(t.completion_ids), 0.7)
@@ -341,19 +339,16 @@ def update(budget: Budget) -> Lines:
     name, shape = budget.shape("4B")
     model = engines.random_model(shape, device=DEVICE)
     recipe = Recipe(beta=0.0, group_size=GROUP, prompts_per_step=1, micro_batch=GROUP, **HALF)
-    kinds = {"shared": SharingTrainer, "plain": SharingTrainer} | ({"TRL's own": GRPOTrainer} if CUDA else {})
+    kinds = {"shared": our_trainer, "plain": partial(our_trainer, share=False)}
+    kinds |= {"TRL's own": TRLS_OWN} if CUDA else {}
     for own in budget.of((2048, 8192, 16_384), (48,)):
         rows, prompt = max(1, min(GROUP, 16_384 // own)), budget.of(PROMPT, 64)
         planned = update_peak(copy.deepcopy(shape), recipe, torch.bfloat16, rows, prompt + own, own, DEVICE)
         batch = _random_batch(shape.vocab_size, rows, prompt, own)
         for case, kind in kinds.items():
-            args = grpo_config(recipe, Path(tempfile.mkdtemp()))
-            trainer = make_trainer(kind, bare(model), _tokenizer(), args, lora(recipe, model))
-            trainer.model.gradient_checkpointing_enable()  # as trainer.train() does
-            if case == "plain":
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    trainer.share_prefixes(False)
+            trainer = kind(bare(model), _tokenizer(), recipe)
+            if not isinstance(trainer, GRPO):
+                trainer.model.gradient_checkpointing_enable()  # as its train() does
 
             def once(trainer: Any = trainer, batch: dict = batch) -> float:
                 peer.update(trainer, batch)  # not counted: the first one sets up
@@ -501,7 +496,7 @@ def step(budget: Budget) -> Lines:
         agent = engines.random_model(shape, device=DEVICE), _tokenizer()
         trainer = survive.make_trainer(Path(folder) / "run", agent=agent, n_tasks=4 * groups, **changes)
         memory()
-        train(trainer)
+        trainer.train()
         rows, peak = read_jsonl(trainer.run.file("train", "metrics.jsonl")), memory()
     for row in rows:
         if row["step"]:

@@ -26,7 +26,7 @@ from agentkit.rollouts import rollout
 from agentkit.runs import Run
 from agentkit.runs.topology import Topology, visible
 from agentkit.training import launch
-from agentkit.training.grpo import AgentGRPOTrainer, train
+from agentkit.training.loop import GRPO
 from agentkit.training.sft import demonstrations
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")]
@@ -68,14 +68,14 @@ def test_the_update_is_stock_trls():
 
 
 def test_two_steps_of_grpo(suite, tmp_path):
-    made = AgentGRPOTrainer(
+    made = GRPO(
         Lab.open(RECIPE),
         *load_agent("nano"),
         suite.split("train"),
         suite.split("validation"),
         Run.create(tmp_path),
     )
-    assert train(made)["steps"] == 2 and next(made.model.parameters()).device.type == "cuda"
+    assert made.train()["steps"] == 2 and next(made.model.parameters()).device.type == "cuda"
     assert made.run.file("adapter", "adapter_model.safetensors").exists()
 
 

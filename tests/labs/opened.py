@@ -10,7 +10,6 @@ from agentkit.policies.loading import load_agent
 from agentkit.recipe import project_root
 from agentkit.runs import Run
 from agentkit.runs.labfile import load_module
-from agentkit.training.grpo import train
 
 LABS = project_root() / "params" / "labs"
 SMALL = {"steps": 2, "prompts_per_step": 2, "group_size": 2, "micro_batch": 4, "val_every": 2, "val_tasks": 2,
@@ -30,7 +29,7 @@ def opened(name: str, **changes: Any) -> Lab:
 def take_two_steps(lab: Lab, suite: Suite, run: Run) -> None:
     """Train in this process, with a budget that no answer fits in, and look at what is left behind."""
     small = Lab.open(lab.recipe.but(**SMALL))
-    train(small.trainer(*load_agent(str(nano.DATA)), suite, run))
+    small.trainer(*load_agent(str(nano.DATA)), suite, run).train()
     assert run.metrics["step"].tolist() == [0, 1, 2]
     assert all(len(sampled) == 4 for _, sampled in run.rollouts())
     assert {name for t in run.trajectories(2) for name in t.components} >= set(lab.own_rewards)
