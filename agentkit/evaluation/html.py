@@ -20,9 +20,9 @@ _UNSEEN = re.compile(
 )
 _NO_FORMULAS = "mathjax_ignore tex2jax_ignore"  # classes that MathJax 3 and 2 look for
 _LONG = 40  # characters from which a cell may wrap
-_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
-    "base-uri 'none'; form-action 'none'"
+OFFLINE = Markup(  # in the head of a page: it loads nothing from elsewhere
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'\">"
 )
 
 
@@ -58,7 +58,7 @@ def fragment(*children: Any) -> Markup:
 def page(title: str, *children: Any, look: str = "") -> str:
     """A whole document that UTF-8 can hold and that loads nothing from elsewhere, with more style."""
     head = (
-        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{safe(_POLICY)}">'
+        f'<meta charset="utf-8">{OFFLINE}'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"{element('title', title)}<style>{style()}{look}</style>"
     )

@@ -92,7 +92,8 @@ def _trajectories(run: Run) -> list[Any]:
     policies = {name: [redact(t) for t in run.trajectories(name) if t.task_id in tasks] for name in order}
     if not tasks or len(policies) < 2:
         return [html.element("p", "No two policies were measured on tasks that may be shown.")]
-    chosen = examples(policies, tasks.values())
+    first = "sft" if "sft" in policies else order[0]  # as notebook 05 draws them
+    chosen = examples({name: policies[name] for name in (first, order[-1])}, tasks.values())
     wanted = [tasks[i] for i in chosen.gained + chosen.failing]
     ids = {task.id for task in wanted}
     shown = {name: [t for t in own if t.task_id in ids] for name, own in policies.items()}

@@ -10,6 +10,7 @@ from typing import Any
 import nbformat
 from nbconvert.preprocessors import Preprocessor
 
+from agentkit.evaluation.html import OFFLINE
 from agentkit.runs import write_bytes
 from agentkit.views import plots
 from agentkit.views.redact import redact
@@ -36,5 +37,6 @@ def write_page(notebook: Path) -> Path:
     page = notebook.with_suffix(".html")
     if not page.exists() or page.stat().st_mtime < notebook.stat().st_mtime:
         exporter = HTMLExporter(preprocessors=[Figures], **dict.fromkeys(_URLS, ""))
-        write_bytes(page, exporter.from_filename(str(notebook))[0].encode("utf-8", "replace"))
+        body = exporter.from_filename(str(notebook))[0].replace("<head>", f"<head>{OFFLINE}", 1)
+        write_bytes(page, body.encode("utf-8", "replace"))
     return page

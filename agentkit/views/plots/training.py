@@ -88,12 +88,12 @@ def _draw_validation(figure: go.Figure, metrics: pd.DataFrame, **place: int) -> 
         x=rows["step"],
         y=rows["val_success"],
         error_y=whiskers(
-            rows["val_success"], rows["val_ci_low"], rows["val_ci_high"], color=COLOURS[1], width=3
+            rows["val_success"], rows["val_ci_low"], rows["val_ci_high"], color=COLOURS[2], width=3
         ),
         mode="markers+lines",
         name="validation (95 % interval)",
-        marker={"color": COLOURS[1], "size": 7, "symbol": "diamond"},
-        line={"color": COLOURS[1], "width": 1, "dash": "dot"},
+        marker={"color": COLOURS[2], "size": 7, "symbol": "diamond"},
+        line={"color": COLOURS[2], "width": 1, "dash": "dot"},
         hovertemplate="step %{x}: %{y:.1%}",
         showlegend=True,
         **place,
