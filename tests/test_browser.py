@@ -18,7 +18,7 @@ from pathlib import Path
 import nbformat
 import plotly.graph_objects as go
 import pytest
-from hostile.widget_texts import CHARACTERS, LONG, SCRIPTS
+from hostile.widget_texts import CHARACTERS, SCRIPTS
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from playwright.sync_api import expect
 from widget_cases import TASKS, call, group, read_notes, trajectory, widget
@@ -130,19 +130,6 @@ def test_what_a_task_shows(browser, saved):
 
 
 @pytest.mark.slow
-def test_a_head_says_how_many_samples_are_right_and_how_many_not_scored(browser, saved):
-    one_of_four = [trajectory("t0", success, sample=i) for i, success in enumerate([1.0, None, None, None])]
-    partly = [trajectory("t0", 0.4, sample=i) for i in range(4)]
-    never = [trajectory("t0", None, sample=i) for i in range(2)]
-    view = compare_trajectories(TASKS, {"sft": one_of_four, "grpo": partly, "rft": never})
-    with opened(browser, saved(view)) as (page, _):
-        heads = [page.get_by_label(name, exact=True).locator("h3") for name in ("sft", "grpo", "rft")]
-        wait_for_text(heads[0], "1 of 1 scored right, 3 not scored")
-        wait_for_text(heads[1], "0 of 4 samples right")
-        assert heads[2].inner_text().count("not scored") == 1 and " of " not in heads[2].inner_text()
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("place", ["saved", "framed"])
 def test_states_are_drawn_and_none_of_them_acts(browser, request, place):
     class Shop:
@@ -162,36 +149,6 @@ def test_states_are_drawn_and_none_of_them_acts(browser, request, place):
         assert image.count() == 1 and image.evaluate("e => e.decode().then(() => e.naturalWidth)") == 17
         assert image.get_attribute("alt") == "<img src=x onerror=alert(1)>: 2 by 2 cells"
         assert state.first.locator("th").first.inner_text() == "<img src=x onerror=alert(1)>"
-
-
-@pytest.mark.slow
-def test_paging_by_key_and_button(browser, saved):
-    with opened(browser, saved(widget())) as (page, _):
-        counter = page.locator("output").first
-        wait_for_text(counter, "task 1 of 3")
-        page.keyboard.press("ArrowRight")
-        wait_for_text(counter, "task 2 of 3")
-        page.get_by_label("next task").click()
-        wait_for_text(counter, "task 3 of 3")
-        assert (
-            page.get_by_label("next task").is_disabled()
-            and "✗ failed" in page.get_by_label("sft, turn 1").inner_text()
-        )
-        page.keyboard.press("ArrowRight")
-        page.keyboard.press("ArrowLeft")
-        wait_for_text(counter, "task 2 of 3")
-        page.keyboard.press("/")
-        page.keyboard.type("lima")
-        page.keyboard.press("ArrowLeft")  # moves in the text, not to another task
-        wait_for_text(counter, "task 1 of 1")
-
-
-@pytest.mark.slow
-def test_what_is_left_out_is_said(browser, saved, monkeypatch):
-    monkeypatch.setattr("agentkit.views.widgets.trajectories.BUDGET", 1)
-    with opened(browser, saved(widget())) as (page, _):
-        wait_for_text(page.locator(".none"), "2 of 3 tasks are left out, flipped ones last")
-        wait_for_text(page.locator("output").first, "task 1 of 1")
 
 
 @pytest.mark.slow
@@ -220,34 +177,6 @@ def test_filters(browser, saved):
         wait_for_text(counter, "task 1 of 1")
         page.get_by_label("search").fill("columns")  # a key of the payload, not a text
         wait_for_text(counter, "no task")
-
-
-@pytest.mark.slow
-def test_three_policies_have_every_flip(browser, saved):
-    three = {name: [trajectory("t0", float(right))] for name, right in (("base", 0), ("sft", 1), ("grpo", 0))}
-    with opened(browser, saved(compare_trajectories(TASKS, three))) as (page, _):
-        options = page.get_by_label("outcome").locator("option").all_inner_texts()
-        assert options == [
-            "all outcomes", "flipped to right (base ✗, sft ✓)", "flipped to right (base ✗, grpo ✓)",
-            "flipped to right (sft ✗, grpo ✓)", "flipped to wrong (base ✓, sft ✗)", "flipped to wrong (base ✓, grpo ✗)",
-            "flipped to wrong (sft ✓, grpo ✗)", "all wrong", "all right",
-        ]  # fmt: skip
-        page.get_by_label("outcome").select_option("6")
-        wait_for_text(page.locator("output").first, "task 1 of 1")
-        assert len({page.get_by_label(name, exact=True).bounding_box()["y"] for name in three}) == 1
-
-
-@pytest.mark.slow
-def test_results_fold(browser, saved):
-    with opened(browser, saved(widget())) as (page, _):
-        results = page.locator("details:has(summary code) pre")
-        results.first.wait_for()
-        page.get_by_label("fold or open").click()
-        results.first.wait_for(state="hidden")
-        page.locator("summary code").first.click()
-        results.first.wait_for()
-        page.keyboard.press("f")
-        page.locator("details:has(summary code)").last.locator("pre").wait_for()
 
 
 # ---- links and notes
@@ -323,16 +252,6 @@ def test_in_a_frame_notes_and_links_go_through_the_page(browser, framed):
         assert json.loads(Path(download.value.path()).read_text())["text"] == "from a frame"
 
 
-@pytest.mark.slow
-def test_a_page_without_storage_says_that_notes_are_lost(browser, framed):
-    with opened(browser, framed(widget())) as (page, _):
-        frame = page.frame_locator("iframe")
-        frame.locator(".columns").wait_for()
-        page.evaluate("void (Storage.prototype.setItem = () => { throw new Error('full'); })")
-        frame.get_by_label("note on this task").fill("lost")
-        wait_for_text(frame.locator(".note output.wrong"), "not saved")
-
-
 # ---- size
 def large(n=5000):
     """n tasks, two policies, two samples of four turns, about 400 characters a turn."""
@@ -358,7 +277,6 @@ def large(n=5000):
 
 @pytest.mark.slow
 def test_5000_tasks_load_and_page_without_lag(browser, saved, framed, monkeypatch):
-    monkeypatch.setattr("agentkit.views.widgets.trajectories.BUDGET", 10**9)
     view = large()
     for name, file in (("file", saved(view)), ("frame", framed(view))):
         start = time.monotonic()
@@ -430,49 +348,6 @@ def test_xray_shows_masks_values_and_ids(browser, saved):
         assert "+0.5" in page.get_by_label("legend").inner_text()
         page.locator("summary").click()
         wait_for_text(tokens.first, "#8")
-
-
-@pytest.mark.slow
-def test_xray_shows_what_other_weights_say_of_each_token(browser, saved):
-    now = {"logprobs": [-0.2, -0.1, -9, -0.3, -0.5], "entropies": [0.1, 0.5, 0.2, 0.3, 0.4]}
-    with opened(browser, saved(mask_xray(traced(), **now, advantages=[1, -2, 0, 0.5, 0.5]))) as (page, _):
-        tokens = page.locator(".tokens span")
-        tokens.nth(1).hover()
-        wait_for_text(page.locator(".detail"), "position 3")
-        assert " ".join(page.locator(".detail").inner_text().split()) == (
-            "#2 position 3 id 2 source model, turn 1 mask 1 log-probability at sampling −0.2 now −0.1 "
-            "change +0.1 ratio 1.1052 advantage −2 entropy 0.5 nats"
-        )
-        colours = page.get_by_label("colour by")
-        assert colours.locator("option").all_inner_texts() == [
-            "action mask", "log-probability at sampling", "log-probability now", "change of log-probability", "advantage",
-            "entropy",
-        ]  # fmt: skip
-        assert "mean log-probability now −0.275 · mean entropy 0.325" in page.locator(".task").inner_text()
-        colours.select_option("change of log-probability")
-        read = "spans => spans.map((s) => Number(s.style.getPropertyValue('--w')))"
-        assert tokens.evaluate_all(read) == [1, 1, 0, 0, 1]
-        assert "−0.1 nats" in page.get_by_label("legend").inner_text()
-
-
-@pytest.mark.slow
-def test_xray_warns_of_a_wrong_mask_and_offers_only_what_it_knows(browser, saved):
-    view = mask_xray(traced(action_mask=(1, 1, 1, 1, 1), advantage=None))
-    with opened(browser, saved(view)) as (page, _):
-        wait_for_text(page.locator(".fault"), "1 token is trained on that no turn sampled")
-        assert page.locator(".tokens .bad").all_inner_texts() == ["#3"]
-        assert page.get_by_label("colour by").locator("option").count() == 2
-
-
-@pytest.mark.slow
-def test_a_long_xray_draws_in_parts(browser, saved):
-    n = 20_000
-    tokens = {"completion_ids": tuple(range(n)), "action_mask": (1,) * n, "old_logprobs": (-0.5,) * n}
-    with opened(browser, saved(mask_xray(traced(turns=(Turn("", (0, n)),), **tokens)))) as (page, _):
-        page.locator(".tokens span").first.wait_for()
-        assert page.locator(".tokens span").count() == 3000
-        page.get_by_text("show 3000 of 17000 more tokens").click()
-        assert page.locator(".tokens span").count() == 6000
 
 
 # ---- group
@@ -635,18 +510,6 @@ def test_odd_characters_are_spelled_out(browser, saved, kind):
             assert shown in found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", VIEWS)
-def test_long_texts_stay_usable(browser, saved, kind):
-    texts = list(LONG.values())
-    with opened(browser, saved(dict(hostile_views(texts))[kind])) as (page, _):
-        start = time.monotonic()
-        for _ in leaf(page, page, kind, len(texts)):
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-            assert kind == "xray" or "more characters)" in page.locator(".ak").text_content()
-        assert time.monotonic() - start < 90
-
-
 # ---- theme, width, empty states
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", VIEWS)
@@ -698,16 +561,6 @@ def test_text_is_readable_and_nothing_is_cut(browser, saved, kind, scheme):
             page.locator("select").first.select_option(str(choice))
             assert page.evaluate(CONTRAST) == []
         assert page.evaluate("document.querySelector('.ak').scrollWidth <= innerWidth")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", VIEWS)
-def test_keyboard_focus_is_seen(browser, saved, kind):
-    with opened(browser, saved(VIEWS[kind]())) as (page, _):
-        page.locator("section, .tokens span").first.wait_for()
-        for _ in range(6):
-            page.keyboard.press("Tab")
-            assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") in ("solid", "auto")
 
 
 # ---- live

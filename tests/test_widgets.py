@@ -109,29 +109,6 @@ def test_tasks_travel_in_blocks():
     assert sum(blocks, []) == view.payload["tasks"]
 
 
-def test_what_is_too_large_keeps_one_sample_then_less_text_then_what_flipped(monkeypatch):
-    tasks = [Task(f"t{i}", "?", "1") for i in range(10)]
-    before, after = (
-        [trajectory(task.id, s(i), sample=k, turns=(call("q", "y" * 4000),)) for i, task in enumerate(tasks)
-         for k in range(2)] for s in (lambda i: 0.0, lambda i: float(i > 7))
-    )  # fmt: skip
-
-    def shown(budget):
-        monkeypatch.setattr("agentkit.views.widgets.trajectories.BUDGET", budget)
-        payload = compare_trajectories(tasks, {"sft": before, "grpo": after}).payload
-        samples = payload["tasks"][-1]["columns"][0]["samples"]
-        text = samples[0]["turns"][0]["results"][0][0]
-        return [row["id"] for row in payload["tasks"]], len(samples), len(text), payload["left_out"]
-
-    every = [task.id for task in tasks]
-    assert shown(200_000) == (every, 2, 4000, "") and shown(100_000) == (every, 1, 4000, "")
-    assert shown(30_000)[:2] == (every, 1) and shown(30_000)[2] < 600
-    few, _, _, said = shown(6_000)
-    assert few[-2:] == ["t8", "t9"] and few[0] == "t0" and len(few) < 10
-    assert said.startswith(f"{10 - len(few)} of 10 tasks are left out, flipped ones last")
-    assert len(shown(1)[0]) == 1
-
-
 # ---- groups
 def test_group_payload():
     other = trajectory("t1", 1.0, step=4, policy="grpo", reward=1.0)

@@ -5,7 +5,6 @@ is taken to be the same in every arm and pooled over all of them: three seeds of
 nothing of it. Leaves out running a sweep (runs.sweep) and drawing it (views).
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from statistics import fmean
@@ -250,16 +249,9 @@ def _with_tokens(run: Run) -> pd.DataFrame:
 
 
 def _hours(run: Run, policy: str) -> float:
-    """Device hours of what made a policy: notebook 02, then GRPO's steps, or a control's part of 05."""
-    stages: Mapping[str, Any] = run.manifest["stages"]
-    spent = {name: stage.get("seconds", 0.0) * stage.get("devices", 1) for name, stage in stages.items()}
-    seconds = spent.get("02_baseline", 0.0) if policy != "base" else 0.0
-    if policy == "grpo":  # the stage of a training that was resumed knows its last part only
-        steps = float(run.metrics["seconds"].sum()) * stages["03_grpo"].get("devices", 1)
-        seconds += max(spent.get("03_grpo", 0.0), steps)
-    elif policy not in ("base", "sft"):
-        control = stages["05_compare"].get("controls", {}).get(policy, {}).get("seconds")
-        seconds += (
-            spent["05_compare"] if control is None else control * stages["05_compare"].get("devices", 1)
-        )
-    return seconds / 3600
+    """Device hours of the notebooks that made a policy: 02, and for GRPO 03, for a control 05."""
+    last = {"base": (), "sft": ("02_baseline",), "grpo": ("02_baseline", "03_grpo")}
+    stages = [
+        run.manifest["stages"].get(name, {}) for name in last.get(policy, ("02_baseline", "05_compare"))
+    ]
+    return sum(stage.get("seconds", 0.0) * stage.get("devices", 1) for stage in stages) / 3600

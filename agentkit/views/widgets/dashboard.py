@@ -69,20 +69,15 @@ def alarm_block(alarm: Alarm) -> html.Markup:
 
 def ending(run: Run, recipe: Recipe, error: BaseException | None) -> str:
     """How a training ended, with which error, what is kept of it, and how to go on."""
-    again = "run this notebook again to"
     if error is None and run.file("train", "finished.json").exists():
         return f"Training is done. The adapter that validation chose is kept in {run.file('adapter')}."
-    words = {type(None): "Stopped as asked", KeyboardInterrupt: "Interrupted"}
-    kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else type(error)
-    how, kept = words.get(kind, f"Stopped by an error ({kind.__name__})"), newest(run)
-    if not kept:
-        return f"{how} before a checkpoint was written: nothing is kept of it; {again} start anew."
-    return f"{how}. Kept: {step_of(kept[0])} of {recipe.steps} steps, in {kept[0]}; {again} go on from there."
-
-
-def newest(run: Run) -> list[Path]:
-    """The newest checkpoint of a training, where there is one."""
-    return steps(run.file("train", "checkpoints"))[:1]
+    how = f"Stopped by an error ({type(error).__name__})" if error else "Stopped as asked"
+    how = "Interrupted" if isinstance(error, KeyboardInterrupt) else how
+    for newest in steps(run.file("train", "checkpoints"))[:1]:
+        kept = f"{step_of(newest)} of {recipe.steps} steps, in {newest}"
+        return f"{how}. Kept: {kept}; run this notebook again to go on from there."
+    again = "run this notebook again to start anew"
+    return f"{how} before a checkpoint was written: nothing is kept of it; {again}."
 
 
 def told(title: str, t: Trajectory, task: Task | None) -> html.Markup:

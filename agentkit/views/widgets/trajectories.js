@@ -281,7 +281,6 @@ function show(element, payload, { block, moved, noted }) {
   });
   root.append(
     node("div", "bar", "", previous, next, counter, byOutcome, byFamily, byDifficulty, byMark, searchBox, folding, exporting),
-    ...(payload.left_out ? [node("div", "none", payload.left_out)] : []),
     body,
   );
   go(0, true);

@@ -8,7 +8,6 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 import traitlets
@@ -20,11 +19,10 @@ from agentkit.records import Task, Trajectory
 from agentkit.runs import Run, append_jsonl, read_jsonl
 from agentkit.runs.schemas import NOTE_FIELDS, fault
 from agentkit.trajectories import by_task, results_of
-from agentkit.views.widgets.base import TEXT_LIMIT, LiveView, View, packed, task_fields, trajectory_fields
+from agentkit.views.widgets.base import LiveView, View, packed, task_fields, trajectory_fields
 from agentkit.views.widgets.states import States
 
 BLOCK = 20  # tasks that a browser unpacks together
-BUDGET = 20_000_000  # characters of JSON that the tasks of a view may have
 NOTES = (
     "notes.jsonl"  # in the run: a line for each change, the newest of a task counts; empty text takes it back
 )
@@ -93,9 +91,6 @@ def compare_trajectories(
 ) -> CompareWidget:
     """Page through tasks with each policy's trajectories side by side.
 
-    What would be over 20 MB keeps one sample of a task and policy, then shorter texts, and then leaves tasks
-    out, flipped ones last, and says how many.
-
     Args:
         tasks: the suite, in the order to page; tasks without a trajectory are left out.
         policies: trajectories by policy name, usually two or three.
@@ -119,23 +114,9 @@ def compare_trajectories(
     if environments is None and run is not None:
         environments = Lab.of(run).environments
     states, own = States(environments), list(samples.values())
-    for limits in ((max_samples, TEXT_LIMIT), (1, TEXT_LIMIT), (1, TEXT_LIMIT // 8)):
-        rows = [_task(task, own, *limits, states) for task in tasks.values() if task.id in covered]
-        shown = _within_budget(rows)
-        if not (left_out := len(rows) - len(shown)):
-            break
-    said = f"{left_out} of {len(rows)} tasks are left out, flipped ones last: this view would be too large."
-    payload = {"key": _key(list(policies), rows, run), "policies": list(policies), "tasks": shown}
-    payload |= {"left_out": said if left_out else "", "notes": note_rows(run) if run else []}
-    return CompareWidget(payload, run)
-
-
-def _within_budget(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that fit, flipped tasks before others, in the order of all."""
-    wanted = sorted(rows, key=lambda row: not {True, False} <= set(row["solved"]))
-    sizes = accumulate(len(json.dumps(row)) for row in wanted)
-    fits = {row["id"] for row, size in zip(wanted, sizes, strict=True) if size <= BUDGET}
-    return [row for row in rows if row["id"] in fits] or wanted[:1]
+    rows = [_task(task, own, max_samples, states) for task in tasks.values() if task.id in covered]
+    payload = {"key": _key(list(policies), rows, run), "policies": list(policies), "tasks": rows}
+    return CompareWidget(payload | {"notes": note_rows(run) if run else []}, run)
 
 
 def _key(policies: list[str], rows: list[dict[str, Any]], run: Run | None) -> str:
@@ -146,14 +127,14 @@ def _key(policies: list[str], rows: list[dict[str, Any]], run: Run | None) -> st
 
 
 def _task(
-    task: Task, policies: list[dict[str, list[Trajectory]]], limit: int, length: int, states: States
+    task: Task, policies: list[dict[str, list[Trajectory]]], limit: int, states: States
 ) -> dict[str, Any]:
     columns, solved, trajectories = [], [], []
     for policy in policies:
         samples = policy.get(task.id, [])
         trajectories += samples
         shown = sorted(samples, key=lambda t: t.sample)[:limit]
-        fields = [trajectory_fields(t, states.after_turns(task, t), length) for t in shown]
+        fields = [trajectory_fields(t, states.after_turns(task, t)) for t in shown]
         scored = [t.success for t in samples if t.success is not None]
         counts = {"count": len(samples), "scored": len(scored), "right": scored.count(1.0)}
         columns.append(counts | {"samples": fields})
