@@ -106,27 +106,25 @@ def test_buttons_work_while_the_training_cell_runs(opened, project, processes):
     run = fresh(project, f"buttons-{processes}")
     sizes = {"steps": 150, "val_every": 150, "processes": processes, "micro_batch": 8 // processes}
     notebook = opened("03_grpo", f"buttons-{processes}", run=str(run.path), **sizes)
-    page, status = notebook.page, notebook.page.locator(".jp-OutputArea-output [role=status]")
+    page = notebook.page
     notebook.run_all()
     wait_until(lambda: len(rows(run)) > 2)
     page.get_by_text("Save a checkpoint").click()
-    status.filter(has_text=re.compile("checkpoint-\\d+ is written")).wait_for()
+    page.get_by_text("asked to save a checkpoint").wait_for()
+    wait_until(lambda: [*run.file("train", "checkpoints").glob("checkpoint-*")])
     assert notebook.is_running() and len(rows(run)) < 140
-    assert run.file("train", "checkpoints", status.inner_text().split()[0]).is_dir()
+    page.wait_for_selector(".jupyter-widgets .js-plotly-plot .xtick")
     clicked = max(rows(run))
     page.get_by_text("Stop after this step").click()
     assert problems(notebook.finished()) == []
     done = max(rows(run))
     assert done <= clicked + 20, "it did not wait for all steps"
-    panel = page.locator(
-        ".jp-OutputArea-output .agentkit", has_text=re.compile(r"Step \d")
-    ).first.inner_text()
-    assert f"Step {done} of 150" in panel and f"Stopped as asked. Kept: {done} of 150 steps" in panel
-    assert "RunPod" not in panel, "nobody rents a CPU"
+    panel = page.locator(".jp-OutputArea-output .agentkit", has_text=re.compile(r"Step \d"))
+    said = panel.first.inner_text()
+    assert f"Step {done} of 150" in said and f"Stopped as asked. Kept: {done} of 150 steps" in said
     assert page.locator(".jp-OutputArea mjx-container").count() == 0
     drawn = page.evaluate("Math.max(...document.querySelector('.js-plotly-plot')._fullData[0].x)")
-    assert drawn == done, "the curves were redrawn"
-    assert page.get_by_text("Stop after this step").is_disabled()
+    assert drawn == done, "the figure that stays shows every step"
 
 
 def test_an_interrupted_training_says_what_is_kept_and_its_cell_alone_goes_on(opened, project):
