@@ -355,7 +355,7 @@ def test_pictures_are_drawn_when_looked_at(monkeypatch, lab, cases, tokenizer):
         (t,) = lab.rollout([task], ScriptedPolicy(tokenizer))
     states = States(lab.environments).after_turns(task, t)
     assert [bool(state) for state in states] == [False, False, True, False]
-    title, kind, data = states[2]["image"]
+    ((title, kind, data, _),) = states[2]["images"]
     assert title.startswith(f"{task.answer}: ") and kind == "svg+xml" and data
     widget = compare_trajectories([task], {"expert": [t]}, environments=lab.environments)
     shown = widget.payload["tasks"][0]["columns"][0]["samples"][0]
