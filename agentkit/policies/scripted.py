@@ -96,7 +96,7 @@ def play(
         bug = rng.choice(_near_misses(task))
     values: list[str] = []
     for number, step in enumerate(plan):
-        arguments, flaw = step["arguments"], _flaw(task, step, number == 0, flaws, rng)
+        flaw = _flaw(task, step, number == 0, flaws, rng)
         if flaw == "in_head":
             yield _answer(clean(_guess(task, rng)))
             return
@@ -108,13 +108,7 @@ def play(
                 break
             values.append(_made_up(str(step.get("expect", "")), rng))
             continue
-        if flaw == "wrong_operation" and step.get("wrong"):
-            arguments = rng.choice(step["wrong"])
-        elif flaw == "wrong_operation":
-            arguments = arguments | {"expression": _wrong(arguments["expression"], rng)}
-        elif bug is not None and "code" in arguments:
-            arguments = arguments | {"code": arguments["code"].replace(task.meta["solution"], bug)}
-        arguments = clean(fill(arguments, values))
+        arguments = clean(fill(_played(task, step, flaw, bug, rng), values))
         if rng.random() < flaws.malformed:
             yield _slip(task, step["tool"], arguments, rng, tool_format, tools)
         for _ in range(TRIES):
@@ -131,6 +125,18 @@ def play(
         yield _answer(clean(bug))
     else:
         yield _answer(clean(answer_of(task, values[-1]) if values else task.answer))
+
+
+def _played(task: Task, step: dict, flaw: str | None, bug: str | None, rng: random.Random) -> dict[str, Any]:
+    """A step's arguments as they are played, its flaw or bug in them."""
+    arguments = step["arguments"]
+    if flaw == "wrong_operation" and step.get("wrong"):
+        return rng.choice(step["wrong"])
+    if flaw == "wrong_operation":
+        return arguments | {"expression": _wrong(arguments["expression"], rng)}
+    if bug is not None and "code" in arguments:
+        return arguments | {"code": arguments["code"].replace(task.meta["solution"], bug)}
+    return arguments
 
 
 def _plan(task: Task, tool_format: str, tools: Tools) -> list[dict]:
