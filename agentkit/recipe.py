@@ -121,6 +121,9 @@ class Recipe(BaseModel):
         0.3, "share of the GPU's memory for the engine; transformers: for keys and values", "235"
     )
     load_in_4bit: Switch = _key(False, "engine unsloth: base weights in 4 bits while training")
+    precision: Literal["auto", "float32", "bfloat16"] = _key(
+        "auto", "of the weights; auto: bfloat16 on a GPU, else float32", "235"
+    )
     max_batch: Positive = _key(128, "trajectories sampled together", "235")
     deterministic: Switch = _key(
         False, "batches do not depend on timing: exact to the bit on a CPU, slower with slow tools", "235"
@@ -185,14 +188,6 @@ class Recipe(BaseModel):
     gpus: Literal["auto"] | Positive = _key("auto", "how many to use; auto: all that are visible", "235")
     processes: Positive = _key(1, "that train together, one a GPU; left out where GPUs are visible: all")
     shard: Switch = _key(False, "spread the model's layers over the processes that train", "235")
-    # keys that go with the code that reads them
-    precision: Literal["auto", "float32", "bfloat16"] = _key("auto", "of the weights", "235")
-    sync_threshold: Weight = _key(0.0, "mean nats engine and trainer may differ; 0: by precision", "235")
-    micro_batch_tokens: Count = _key(0, "tokens in one pass, in place of micro_batch; 0 is off")
-    num_iterations: Positive = _key(1, "passes over each batch of rollouts")
-    share_prefixes: Switch = _key(True, "compute what trajectories have in common once", "23")
-    extra_rollouts: Weight = _key(1.0, "budget for replacing, as a multiple of a step's rollouts")
-    resample_correct: Switch = _key(False, "GRPO-RoC")
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -269,9 +264,7 @@ class Recipe(BaseModel):
         """The recipe with ``epochs`` over so many training tasks as steps; 200 ``steps`` are no limit."""
         if not self.epochs:
             return self
-        steps = (
-            self.epochs * max(1, n_tasks // self.prompts_per_step) * self.minibatches * self.num_iterations
-        )
+        steps = self.epochs * max(1, n_tasks // self.prompts_per_step) * self.minibatches
         steps = steps if self.steps == self.keys()["steps"].default else min(steps, self.steps)
         return self.but(steps=steps, epochs=0)
 
@@ -361,8 +354,7 @@ def _training(recipe: Recipe) -> Rules:
 def batch_rules(recipe: Recipe) -> Rules:
     """How a batch of rollouts is divided into processes and passes."""
     rollouts = recipe.prompts_per_step * recipe.group_size
-    size = 1 if recipe.micro_batch_tokens else recipe.micro_batch
-    share = rollouts // recipe.processes
+    size, share = recipe.micro_batch, rollouts // recipe.processes
     return [
         (rollouts % size, f"micro_batch {size} must divide prompts_per_step * group_size = {rollouts}"),
         (

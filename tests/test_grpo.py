@@ -116,7 +116,8 @@ def test_a_cold_start_learns_the_same_whether_it_shares_prefixes_and_in_however_
     monkeypatch.setattr(prefix, "shared_logprobs", lambda *a, **k: calls.append(1) or whole(*a, **k))
     for wanted, rows in ((True, 8), (False, 8), (True, 2)):
         monkeypatch.setattr(sft, "MICRO_BATCH", rows)
-        keys = {"sft_batch": 8, "lora_r": 4, "sft": True, "share_prefixes": wanted}
+        monkeypatch.setattr(sft, "scorer", lambda model, _, wanted=wanted: prefix.scorer(model, wanted))
+        keys = {"sft_batch": 8, "lora_r": 4, "sft": True}
         recipe = Recipe.from_mapping(keys)
         model, tokenizer = load_agent("nano")
         found = found or demonstrations(Lab.open(recipe), suite.split("train")[:24], tokenizer)

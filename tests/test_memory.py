@@ -93,18 +93,11 @@ def own_step_peak(trainer, batch):
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("beta", [0.0, 0.05])
-@pytest.mark.parametrize("shares", [False, True])
-def test_the_plan_is_what_the_trainers_own_update_takes(tmp_path, masks_outside, precision, beta, shares):
-    """Three micro-batches for each of eight trainings. Prompts are short: the plan counts each row in full."""
+def test_the_plan_is_what_the_trainers_own_update_takes(tmp_path, masks_outside, precision, beta):
+    """Three micro-batches for each of four trainings. Prompts are short: the plan counts each row in full."""
     dtype = getattr(torch, precision)
     model, tokenizer = tiny_agent()
-    changes = {
-        "precision": precision,
-        "beta": beta,
-        "share_prefixes": shares,
-        "steps": 1,
-        "prompts_per_step": 1,
-    }
+    changes = {"precision": precision, "beta": beta, "steps": 1, "prompts_per_step": 1}
     trainer = make_trainer(tmp_path / "run", agent=(model.to(dtype), tokenizer), **changes)
     taken, update = {}, trainer.update
 
@@ -115,19 +108,17 @@ def test_the_plan_is_what_the_trainers_own_update_takes(tmp_path, masks_outside,
 
     trainer.update = measured
     trainer.train()
-    assert (trainer.unshared is None) is shares
-    recipe = trainer.recipe.but(share_prefixes=shares)
+    assert trainer.unshared is None
     for (rows, own), peak in taken.items():
         config = copy.deepcopy(model.config)
-        planned = memory.update_peak(config, recipe, dtype, rows, PROMPT + own, own)
+        planned = memory.update_peak(config, trainer.recipe, dtype, rows, PROMPT + own, own)
         assert planned == pytest.approx(peak, rel=0.15), (rows, own)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("shares", [False, True])
 def test_a_cold_start_takes_no_more_than_the_plan_of_an_update(
-    tmp_path, masks_outside, monkeypatch, precision, shares
+    tmp_path, masks_outside, monkeypatch, precision
 ):
     """Sixteen demonstrations are an optimiser step, and eight of them a pass."""
     model, tokenizer = tiny_agent()
@@ -135,7 +126,7 @@ def test_a_cold_start_takes_no_more_than_the_plan_of_an_update(
     row = {"prompt_ids": (1,) * PROMPT, "completion_ids": (2,) * 256, "action_mask": (1,) * 256}
     own = {"old_logprobs": (0.0,) * 256, "turns": (), "stop_reason": "answer"}
     shown = [Trajectory("t", "expert", i, 0, **row, **own) for i in range(16)]
-    recipe = Recipe(precision=precision, share_prefixes=shares, sft_batch=16, lora_r=2)
+    recipe = Recipe(precision=precision, sft_batch=16, lora_r=2)
     step, peaks = sft._Trainer.training_step, []
 
     def measured(trainer, model, *rest, **named):
