@@ -255,42 +255,36 @@ def cost_command(
     recipe: RecipeFile,
     *,
     run: OptionalRun = None,
-    gpus: OptionalCount = None,
     prices: OptionalFile = None,
     changes: Changes = (),
     as_json: Json = False,
 ) -> int:
-    """GPU-hours, wall clock, money and memory, before any is spent; on a CPU, time.
+    """Device-hours and money by phase, and memory, before any is spent; beside what a run took.
 
     Args:
-        run: a run to measure the rates on, and to compare the forecast with
-        gpus: GPUs to spread the phases over; by default 4, and none where the rates are a CPU's
+        run: a run of this recipe
         prices: by default params/prices.yaml
     """
     from agentkit.runs import cost
     from agentkit.training import memory
 
-    values, listed = _recipe(recipe, changes), cost.read_prices(prices, recipe)
-    rates, compared, tests = listed.rates_of(values), [], 0
-    if run is not None:
-        folder = load_run(run)
-        rates = cost.measured_rates(folder)
-        compared, tests = [cost.against_table(folder, listed)], cost.tests_of(folder, values)
-    seconds, rented = cost.forecast(values, rates, tests), gpus or 4 * (rates.device == "GPU")
-    priced = [cost.money_table(seconds, listed)] if rented else []
-    planned, why = [], ""
+    values, listed = _recipe(recipe, changes), cost.read_prices(prices)
+    rates, spent = listed.rates_of(values), cost.actual(load_run(run)) if run else None
+    seconds = cost.forecast(values, rates)
     try:
-        planned = [memory.table(memory.plan(values))]
+        planned, why = memory.table(memory.plan(values)), ""
     except RecipeError as error:
-        why = str(error)
-    tables = [*compared, cost.phase_table(seconds, rented), *priced, *planned]
-    hours = sum(seconds.values()) / 3600
+        planned, why = None, str(error)
+    tables = [cost.table(seconds, listed, rates.device, spent), *([] if planned is None else [planned])]
     value = {
         "device_seconds": seconds,
+        "taken": spent,
         "rates": dataclasses.asdict(rates),
         "currency": listed.currency,
-        "money": {name: hours * price for name, price in listed.providers.items() if rented},
-        "memory": planned[0].to_dict("records") if planned else [],
+        "money": {name: sum(seconds.values()) / 3600 * price for name, price in listed.providers.items()}
+        if rates.device == "GPU"
+        else {},
+        "memory": [] if planned is None else planned.to_dict("records"),
     }
     told = "\n".join([f"{recipe}; rates: {rates.source}\n", _texts(*tables), *filter(None, [why])])
     return _print(as_json, value, told)

@@ -83,8 +83,7 @@ def examine(
         task_checks.held_out(tasks, test),
         as_trained,
     )
-    dead = next(item.values["seen"] for item in scored.items if item.name == checks.DEAD)
-    expected = forecast(recipe, seconds, update, device, len(test), dead, run)
+    expected = forecast(recipe, seconds, update, device, len(test), run)
     items = (*filter(None, before), *scored.items, *enough, expected)
     return Preflight(items, len(sampled), time.monotonic() - start), lab.score(chosen, sampled)
 

@@ -21,27 +21,25 @@ def forecast(
     update_seconds: float | None = None,
     device: str = "",
     n_test: int = 0,
-    dead: float = 0.0,
     run: Run | None = None,
 ) -> Item:
     """Time, memory and money of the run, from measured seconds of a trajectory's rollout and of its update.
 
     Without the second the rate of params/prices.yaml is scaled, as are the others that were not measured.
-    Money is for a ``device`` GPU only, by default what the rates are for. ``dead`` is the share of groups
-    that others may replace. Of a ``run`` the manifest tells what its notebooks took so far.
+    Money is for a ``device`` GPU only, by default what the rates are for. Of a ``run`` the
+    manifest tells what its notebooks took so far.
     """
     prices = cost.read_prices()
-    known, told = prices.rates_of(recipe), cost.told(run, recipe, n_test) if run else {}
+    known = prices.rates_of(recipe)
     slower = rollout_seconds / known.rollout  # than the machine of params/prices.yaml
     rates = replace(
         known,
         rollout=rollout_seconds,
         update=slower * known.update if update_seconds is None else update_seconds,
-        evaluation=told.get("evaluation", slower * known.evaluation),
+        evaluation=slower * known.evaluation,
         demonstration=slower * known.demonstration,
-        task=told.get("task", known.task),
     )
-    phases = cost.forecast(recipe, rates, n_test, dead)
+    phases = cost.forecast(recipe, rates, n_test)
     over, done = cost.PHASES[0], cost.actual(run) if run else {}  # the only phase before training
     phases |= {over: done[over]} if over in done else {}
     training, total = sum(phases[p] for p in cost.PHASES[1:4]), sum(phases.values())
