@@ -510,32 +510,19 @@ def test_the_forecast_is_of_the_whole_run_and_of_what_is_done_already(tmp_path):
     recipe = Recipe(model="nano", sft=True, sft_transcripts=1)
     plain, phases = forecast(recipe, 0.05, 0.01), cost.PHASES
     run = Run.create(tmp_path / "a")
-    baseline = {"seconds": 70.0, "measured": {"base": 50.0, "sft": 9.0}}
+    baseline = {"seconds": 70.0, "status": "done"}
     run.update(recipe={"model": "nano", "sft": True, "sft_transcripts": 1})
-    run.update(stages={"01_tasks": {"seconds": 12.0}, "02_baseline": baseline})
+    run.update(stages={"02_baseline": baseline})
     known = forecast(Recipe(), 0.05, 0.01, n_test=18, run=run)  # notebook 03's recipe holds a part of it
     assert known.values["phases"][phases[0]] == 70.0
-    assert known.values["phases"][phases[4]] == pytest.approx(9.0)  # as long as the SFT agent took
     assert known.values["phases"][phases[1]] == plain.values["phases"][phases[1]]
     fewer = forecast(Recipe(steps=50, val_every=10**5), 0.05, 0.01, n_test=18, run=run)  # not in the manifest
     assert fewer.values["phases"][phases[1]] == pytest.approx(plain.values["phases"][phases[1]] / 4)
     assert fewer.values["phases"][phases[3]] < known.values["phases"][phases[3]]
     rates = cost.read_prices().rates["nano"]
-    assert known.values["phases"][phases[5]] == pytest.approx(12 + rates.other)
     assert plain.values["phases"][phases[5]] == pytest.approx(recipe.n_tasks * rates.task + rates.other)
     low, high = known.values["interval"]
     assert low < known.values["total_seconds"] < high and "[" in known.finding
-
-
-@pytest.mark.parametrize(("dead", "times"), [(0.0, 1.0), (0.5, 2.0), (0.8, 2.0), (1.0, 2.0)])
-def test_the_forecast_counts_what_replaces_dead_groups(dead, times):
-    """Half of two groups: one more on average, in rounds with chances of 3/4, 7/16, ...; a step's rollouts bound them."""
-    recipe = Recipe(model="nano", dead_groups="replace", prompts_per_step=2)
-    rollouts = [
-        forecast(recipe.but(dead_groups=choice), 0.05, 0.01, dead=dead).values["phases"][cost.PHASES[1]]
-        for choice in ("replace", "keep")
-    ]
-    assert rollouts[0] == pytest.approx(times * rollouts[1], rel=1e-3)
 
 
 # ---- memory, and turns that are cut
