@@ -3,8 +3,8 @@
     make ablations        # or .venv/bin/python .ci/ablations.py, with --slots 4 where there is room
 
 Each sweep is an ordinary `agentkit sweep` into outputs/ablations/. Started again it goes on; with --only the
-page still shows the others that are done, and with nothing after it only the page is written. What sweeps
-have in common is made once (--reuse). Leaves out every number: the page shows each sweep's table and answer.
+page still shows the others that are done, and with nothing after it only the page is written. Leaves out
+every number: the page shows each sweep's table and answer.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def section(name: str, file: Path, folder: Path, docs: Path) -> str:
     sweep = Sweep(folder)
     ablation, state = Ablation(sweep), sweep.state
     runs = [run for runs in ablation.runs.values() for run in runs.values()]
-    executed = {  # by the folder they ran in: what cells have in common counts once
-        (stage, entry["parameters"]["run"]): entry
+    executed = {  # by what they ran: what cells have in common counts once
+        (stage, entry["fingerprint"]): entry
         for run in runs
         for stage, entry in run.manifest["stages"].items()
     }
@@ -57,7 +57,7 @@ def section(name: str, file: Path, folder: Path, docs: Path) -> str:
         f"## {state['question']}", f"**{ablation.answer()}**", *missing, tables.to_markdown(ablation.table()),
         *(f"![{picture.replace('-', ' ')}](ablations/{name}-{picture}.png)" for picture in pictures),
         f"`agentkit sweep {file} --run {folder}`: seeds {seeds}, {ablation.success.shape[2]} test tasks, "
-        f"{cost.hours(hours)} hours of notebooks, {state['slots']} cells at once, {made}.",
+        f"{cost.hours(hours)} hours of notebooks, {made}.",
     ]  # fmt: skip
     return "\n\n".join(part.strip() for part in parts)
 
@@ -121,8 +121,6 @@ def main() -> int:
     for name in FIGURES:
         file, folder = chosen.sweeps / f"{name}.yaml", chosen.run / name
         words = ["sweep", str(file), "--run", str(folder), "--slots", str(chosen.slots)]
-        done = [str(other) for other in finished if other != folder]
-        words += [word for other in done for word in ("--reuse", other)]
         if name in chosen.only:
             code |= subprocess.call([sys.executable, "-m", "agentkit.cli", *words])
         if (folder / "ablations.json").exists():

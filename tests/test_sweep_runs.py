@@ -355,8 +355,8 @@ def test_two_cells_at_once_have_a_gpu_each_and_end_with_their_driver(tmp_path):
         cards = {worker.environ()["CUDA_VISIBLE_DEVICES"] for worker in workers(folder)}
         assert cards == {"0", "1"}
     finally:
-        driver.send_signal(signal.SIGTERM)
-    assert driver.wait() == 128 + signal.SIGTERM and not workers(folder)
+        driver.send_signal(signal.SIGINT)
+    assert driver.wait() == 130 and not workers(folder)
     assert started(file, folder, *words, CUDA_VISIBLE_DEVICES="").wait() == 0, (
         tmp_path / "out.log"
     ).read_text()

@@ -15,8 +15,6 @@ from typing import Any
 
 import psutil
 
-from agentkit.records import AgentkitError
-
 TOKEN = "AGENTKIT_JOB"  # in the environment of all that belongs to one job, servers and helpers included
 CELL = "AGENTKIT_CELL"  # in the environment of whatever works on a cell of a sweep: its folder
 PARENT = "AGENTKIT_PARENT"  # the process that started this one, where that is not of the job itself
@@ -39,25 +37,6 @@ def signals(handler: Callable[[str], Any], *names: str) -> Iterator[None]:
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
-
-
-@contextlib.contextmanager
-def repeated(act: Callable[[], Any], every_s: float) -> Iterator[None]:
-    """Do something again and again, in a thread, while the body runs."""
-    ended = threading.Event()
-
-    def turns() -> None:
-        while not ended.wait(every_s):
-            with contextlib.suppress(AgentkitError, OSError):  # between two writes of a file
-                act()
-
-    thread = threading.Thread(target=turns, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def die_with_parent(number: signal.Signals) -> None:

@@ -52,6 +52,7 @@ def run_stages(run: Run, recipe: Mapping[str, Any], first: int, last: int, *, an
         RecipeError: a file that the recipe names changed meanwhile.
     """
     if CELL in os.environ:  # a cell ends with its sweep
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # which leaves a checkpoint
         die_with_parent(signal.SIGTERM)
     files = file_digests(recipe)
     with alone(run.file(RUNNING), f"executing notebooks in {run.path}"):

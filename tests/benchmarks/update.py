@@ -9,9 +9,11 @@ Memory is what the process grows by at its peak, as the system sees it. Leaves o
 arithmetic, which is the same for both.
 """
 
+import contextlib
 import ctypes
 import gc
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import cycle, islice
 from typing import Any
@@ -20,7 +22,6 @@ import psutil
 
 from agentkit.policies.loading import load_agent
 from agentkit.recipe import Recipe
-from agentkit.runs.children import repeated
 from agentkit.tools.corpus import Corpus
 
 from .common import case, main, report
@@ -28,6 +29,24 @@ from .peer import as_batch, logprobs, our_trainer, stock_trainer, update
 
 GROUP, COMPLETION, TURN = 8, 256, 32
 FULL, QUICK = {256: 7, 1024: 5, 4096: 3}, {256: 3, 1024: 2, 4096: 1}  # prompt tokens -> repeats
+
+
+@contextlib.contextmanager
+def repeated(act: Callable[[], Any], every_s: float) -> Iterator[None]:
+    """Do something again and again, in a thread, while the body runs."""
+    ended = threading.Event()
+
+    def turns() -> None:
+        while not ended.wait(every_s):
+            act()
+
+    thread = threading.Thread(target=turns, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def bench_update(quick: bool = False) -> dict[str, Any]:
