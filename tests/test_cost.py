@@ -131,11 +131,11 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)  # agentkit's own prices are found from anywhere
     assert main(["cost", str(plan)]) == 0
     told = capsys.readouterr().out
-    assert "Run total" in told and "RunPod spot, $0.74 an hour" in told and "GB" in told
+    assert "Run total" in told and "RunPod spot, $0.74 an hour" in told
     assert main(["cost", str(plan), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     total = sum(found["device_seconds"].values())
-    assert list(found["device_seconds"]) == list(PHASES) and found["memory"]
+    assert list(found["device_seconds"]) == list(PHASES)
     assert found["money"]["Lambda Labs"] == pytest.approx(total / 3600 * 1.10)
     run = small_run(tmp_path / "a")
     assert main(["cost", str(PRICES.parent / "nano.yaml"), "--run", str(run.path)]) == 0
