@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
-from agentkit.evaluation import statistics, tables
+from agentkit.evaluation import html, statistics, tables
 from agentkit.evaluation.headline import headline
 from agentkit.evaluation.summary import (
     BREAKDOWNS,
@@ -101,7 +101,8 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         caption = f"{self.n_tasks} tasks; 95 % intervals over tasks in brackets"
-        return tables.to_html(self.table(), caption, self.sentences(), lead=self.lead())
+        pairs = html.folded("Every pair, tested", html.paragraphs(self.sentences()))
+        return html.fragment(html.paragraphs(self.lead()), tables.drawn(self.table(), caption), pairs)
 
 
 def compare(policies: Mapping[str, Samples], tasks: Iterable[Task] | None = None) -> Comparison:

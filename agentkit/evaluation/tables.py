@@ -68,18 +68,12 @@ def text_table(rows: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def to_html(
-    table: pd.DataFrame,
-    caption: str = "",
-    notes: Iterable[str] = (),
-    rules: Iterable[str] = (),
-    lead: Iterable[str] = (),
+    table: pd.DataFrame, caption: str = "", notes: Iterable[str] = (), rules: Iterable[str] = ()
 ) -> str:
-    """The table with its index as first column, a paragraph for each lead above and each note below, and
-    rules folded.
-    """
+    """The table with its index as first column, a paragraph for each note below, and rules folded."""
     counted = html.paragraphs(rules)
     folded = html.folded("What is counted", counted) if counted else ""
-    return html.fragment(html.paragraphs(lead), drawn(table, caption), html.paragraphs(notes), folded)
+    return html.fragment(drawn(table, caption), html.paragraphs(notes), folded)
 
 
 def drawn(table: pd.DataFrame, caption: str = "") -> html.Markup:
