@@ -54,4 +54,5 @@ def batch(step: int) -> Batch:
     scored = ROWS[rank()]
     completions = [draw(max(n, 4)) for n in scored]
     masks = [[int(bool(n))] * len(c) for n, c in zip(scored, completions, strict=True)]
-    return as_ours(as_batch(prompts, completions, masks, [1.0, -1.0, 0.5, -0.5, 2.0, -2.0]))
+    made = as_batch(prompts, completions, masks, [1.0, -1.0, 0.5, -0.5, 2.0, -2.0])
+    return as_ours(made, torch.full(made["completion_ids"].shape, -7.0))  # about what a random model says
