@@ -503,13 +503,6 @@ def test_a_path_of_outputs_or_params_is_the_projects_where_it_is_not_here(tmp_pa
     assert runs.Recipe.load("params/r.yaml").seed == 3
 
 
-def test_without_a_run_named_it_is_outputs_lab(tmp_path, monkeypatch):
-    for name in ("notebooks", "params"):
-        (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / "params")
-    assert runs.default_folder() == tmp_path.resolve() / "outputs" / "lab"
-
-
 def test_a_suite_changed_behind_a_runs_back_is_told(tmp_path, suite):
     run = Run.create(tmp_path / "a")
     run.begin("01_tasks", {})

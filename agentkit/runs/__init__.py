@@ -24,16 +24,7 @@ from agentkit.runs.files import (
     write_table,
     writing,
 )
-from agentkit.runs.run import (
-    Run,
-    check_name,
-    default_folder,
-    git_state,
-    load_run,
-    secure,
-    versions,
-    with_progress,
-)
+from agentkit.runs.run import Run, check_name, git_state, load_run, secure, versions, with_progress
 from agentkit.runs.schemas import SPLITS, fault
 from agentkit.runs.trajectory_files import (
     read_tasks,
@@ -46,7 +37,7 @@ from agentkit.runs.trajectory_files import (
 
 __all__ = [
     "Recipe", "RecipeError", "Run", "RunError", "SPLITS", "append_jsonl", "append_to", "check_name",
-    "cut_jsonl", "default_folder", "digest", "encode_json", "fault", "find_file", "git_state",
+    "cut_jsonl", "digest", "encode_json", "fault", "find_file", "git_state",
     "load_run", "numbered_rows", "parse_json", "project_root", "read_json", "read_jsonl",
     "read_recipe", "read_rows", "read_tasks", "read_text", "read_trajectories", "secure",
     "task_problem", "trajectory_from", "user_cache", "versions", "with_progress", "write_bytes", "write_json",

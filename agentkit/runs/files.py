@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkit.nano import DATA, NANO
-from agentkit.recipe import located, project_root  # noqa: F401
+from agentkit.recipe import project_root
 from agentkit.records import AgentkitError, DiskError, RunError
 
 MANIFEST = "run.json"

@@ -44,11 +44,6 @@ def check_name(name: str, of: str = "run") -> str:
     return name
 
 
-def default_folder() -> Path:
-    """Where a notebook writes when its recipe names no run: outputs/lab."""
-    return project_root() / "outputs" / "lab"
-
-
 class Run:
     """One folder under outputs/. Opening one creates nothing; ``create`` makes folder and manifest."""
 
