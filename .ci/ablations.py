@@ -97,9 +97,7 @@ def budget(folders: Sequence[Path]) -> str:
         "/".join(map(str, sorted({value(arm) for arm in arms})))
         for value in (lambda arm: arm["steps"], lambda arm: arm["prompts_per_step"] * arm["group_size"])
     )
-    recipes = ", ".join(
-        dict.fromkeys(f"`{ablation.sweep.state['file']['recipe']}`" for ablation in ablations)
-    )
+    recipes = ", ".join(dict.fromkeys(f"`params/{Path(a.sweep.state['recipe']).name}`" for a in ablations))
     dates = sorted(cell["created"][:10] for cell in cells)
     when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
     code = {(cell["git"].get("commit", "unknown")[:7], bool(cell["git"].get("dirty"))) for cell in cells}

@@ -74,7 +74,7 @@ class Ablation:
     def __init__(self, sweep: Sweep):
         self.sweep, state = sweep, sweep.state
         self.against = state["against"]
-        order = sorted(state["order"], key=lambda name: name != self.against)  # it comes first
+        order = sorted(state["arms"], key=lambda name: name != self.against)  # it comes first
         self.runs: dict[str, dict[int, Run]] = {name: runs for name in order if (runs := sweep.runs(name))}
         self.missing = [f"{c['arm']}/seed-{c['seed']}" for c in state["cells"] if c["status"] != "done"]
         if self.against not in self.runs or len(self.runs) < 2:

@@ -288,7 +288,7 @@ class Driver:
         file = self.design.file.model_dump(mode="json")
         self.sweep.state = {
             "question": file["question"], "against": self.design.against,
-            "recipe": str(self.design.recipe), "file": file, "arms": self.arms, "order": list(self.arms),
+            "recipe": str(self.design.recipe), "file": file, "arms": self.arms,
             "versions": versions(), "cells": rows,
         }  # fmt: skip
         write_json(self.sweep.file("sweep.json"), self.sweep.state)
