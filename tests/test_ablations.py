@@ -27,7 +27,7 @@ def finished(folder, success, policy="sft"):
                 runs[arm][seed] = _cell(folder / cell["run"], outcomes[seed - 1], policy)
                 cell["status"] = "done"
     arms = {name: {"policy": policy} for name in success}
-    state = {"question": "Which?", "against": "default", "order": list(success), "arms": arms, "cells": cells}
+    state = {"question": "Which?", "against": "default", "arms": arms, "cells": cells}
     return Ablation(SimpleNamespace(folder=folder, state=state, runs=runs.get, file=folder.joinpath))
 
 
