@@ -379,10 +379,8 @@ def _sentence(error: ValidationError) -> str:
             return f"{name[:100]} is a key of an earlier version: it is now {moved}"
         (close,) = difflib.get_close_matches(name, Recipe.keys(), n=1, cutoff=0.0)
         return f"unknown recipe key {name[:100]!r}: did you mean {close!r}?"
-    place = ".".join(
-        [name, *(part for part in inside if re.fullmatch(r"\w+", part))]
-    )  # no tags of pydantic's
-    shown = f"{place} is {reprlib.repr(fault['input'])[:100]}"
+    parts = [name, *(part for part in inside if re.fullmatch(r"\w+", part))]  # without pydantic's own tags
+    shown = f"{'.'.join(parts)} is {reprlib.repr(fault['input'])[:100]}"
     if isinstance(fault["input"], list):
         return f"{shown}, a list where one value goes: that is a grid, for agentkit sweep"
     says = fault["msg"].replace("Input should", "it should").replace("valid integer", "whole number")

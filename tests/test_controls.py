@@ -175,7 +175,7 @@ def test_recipes_name_controls_and_what_is_trained_on():
     assert Recipe.from_mapping({"controls": "sft_more, rft"}).controls == ["sft_more", "rft"]
     with pytest.raises(RecipeError, match="sft_mode"):
         Recipe.from_mapping({"controls": "sft_mode"})
-    with pytest.raises(RecipeError, match="train_difficulty names 'hardest'; use easy, medium, hard"):
+    with pytest.raises(RecipeError, match="'hardest'; it should be 'easy', 'medium' or 'hard'"):
         Recipe.from_mapping({"train_difficulty": "easy, hardest"})
     with pytest.raises(RecipeError, match="set sft: true, or leave transcripts out"):
         Recipe.from_mapping({"transcripts": "mine.jsonl"})
