@@ -307,7 +307,7 @@ class Lab:
         for start in range(0, len(tasks), size):
             some = tasks[start : start + size]
             options["progress"] = f"{policy.name}, training tasks {start + 1} to {start + len(some)}"
-            tried = _rollout(some, policy, "sift", **options)
+            tried = _rollout(some, policy, **options)
             scored = {t.task_id for t in tried if t.success is not None}  # the others stay
             rates |= pass_rates([task for task in some if task.id in scored], tried)
         _on_main_process(lambda: write_json(run.file(PASS_RATES), rates))
@@ -350,7 +350,7 @@ class Lab:
     def rollout(self, tasks: Sequence[Task], policy: Policy, **changes: Any) -> list[Trajectory]:
         """Trajectories of a policy, scored; ``changes`` are arguments of ``agentkit.rollout``."""
         options = {"seed": self.recipe.seed} | self.options(**changes)
-        return self.score(tasks, _rollout(tasks, policy, "rollouts", **options))
+        return self.score(tasks, _rollout(tasks, policy, **options))
 
     def score(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The trajectories with this lab's reward; their verdicts stay (rewards.judged_again)."""
@@ -365,7 +365,7 @@ class Lab:
         """
         changes = {"group_size": self.recipe.test_samples, "progress": f"{policy.name}, test"}
         options = self.options(seed=self.recipe.seed, **changes)
-        measured = _rollout(tasks, policy, policy.name, **options)
+        measured = _rollout(tasks, policy, **options)
         path = run.file("eval", f"{policy.name}.parquet")
         _on_main_process(partial(write_trajectories, path, measured))
         return measured
@@ -508,13 +508,13 @@ def _on_main_process(work: Callable[[], Any]) -> None:
     on_main_process(work)
 
 
-def _rollout(tasks: Sequence[Task], policy: Policy, what: str, **options: Any) -> list[Trajectory]:
+def _rollout(tasks: Sequence[Task], policy: Policy, **options: Any) -> list[Trajectory]:
     """``rollout``, spread over the processes where several do this job."""
     if _is_alone():
         return rollout(tasks, policy, **options)
     from agentkit.policies.process_group import spread  # loads torch
 
-    return spread(partial(rollout, policy=policy, **options), tasks, options.get("group_size", 1), what)
+    return spread(partial(rollout, policy=policy, **options), tasks, options.get("group_size", 1))
 
 
 def _check_reporter(name: str) -> None:

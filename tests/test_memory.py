@@ -49,6 +49,7 @@ def masks_outside(monkeypatch):
     monkeypatch.setattr(prefix, "causal_lower_right", made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Qwen3Config, LlamaConfig])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_counted_without_content_is_what_real_tensors_take(kind, dtype, monkeypatch):
@@ -142,6 +143,7 @@ def test_a_cold_start_takes_no_more_than_the_plan_of_an_update(
     assert len(peaks) == 2 and max(peaks) <= 1.15 * planned, (max(peaks), planned)
 
 
+@pytest.mark.slow
 def test_the_output_layer_does_not_grow_with_the_vocabulary_times_the_tokens():
     """Logits exist a chunk at a time: 8,192 scored tokens of a vocabulary of 32,000 would be 1 GB at once."""
     config = Qwen3Config(vocab_size=32_000, **SHAPE)
@@ -242,6 +244,7 @@ def test_a_model_that_scales_its_logits_is_computed_as_it_does_or_not_in_chunks(
     assert why[dtype] in prefix.prepare(model)
 
 
+@pytest.mark.slow
 def test_what_shares_a_prompt_takes_less_than_what_is_computed_in_full(masks_outside):
     model = tiny(Qwen3Config, 500)
     assert prefix.prepare(model) is None

@@ -6,7 +6,6 @@ than the recipe's trajectories may take. Rollouts are spread task by task. Leave
 """
 
 import pickle
-from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import islice
@@ -21,7 +20,6 @@ from agentkit.records import Task, Trajectory
 from agentkit.runs.topology import patience
 
 T = TypeVar("T")
-counted: Counter[str] = Counter()  # trajectories this process sampled, by what for
 _objects: list[Any] = []  # the group for objects, once there is one
 
 
@@ -61,13 +59,6 @@ def _parts(items: list[T]) -> list[list[T]]:
     return parts
 
 
-def from_main(*values: Any) -> list[Any]:
-    shared = list(values)
-    if world() > 1:
-        distributed.broadcast_object_list(shared, 0, group=_objects[0])
-    return shared
-
-
 def on_main_process(work: Callable[[], T]) -> T:
     """Do something in the first process only; all get its result, or the error it raised."""
     result, error = None, None
@@ -76,7 +67,10 @@ def on_main_process(work: Callable[[], T]) -> T:
             result = work()
         except Exception as raised:
             error = _sendable(raised)
-    result, error = from_main(result, error)
+    if world() > 1:
+        shared = [result, error]
+        distributed.broadcast_object_list(shared, 0, group=_objects[0])
+        result, error = shared
     if error is not None:
         raise error
     return result
@@ -101,10 +95,7 @@ def in_turn(work: Callable[[], T]) -> T:
 
 
 def spread(
-    roll: Callable[[Sequence[Task]], list[Trajectory]],
-    tasks: Sequence[Task],
-    group_size: int = 1,
-    what: str = "",
+    roll: Callable[[Sequence[Task]], list[Trajectory]], tasks: Sequence[Task], group_size: int = 1
 ) -> list[Trajectory]:
     """What ``roll`` gives for the tasks, each process rolling out its share of them; all get all of it.
 
@@ -113,6 +104,5 @@ def spread(
     """
     number, share = world(), tasks[rank() :: world()]
     own = roll(share) if share else []
-    counted[what] += len(own)
     parts = [iter(part) for part in _parts(own)]
     return [t for i in range(len(tasks)) for t in islice(parts[i % number], group_size)]

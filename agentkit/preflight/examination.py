@@ -126,7 +126,7 @@ def _timed(
     start = time.monotonic()
     roll = partial(rollout, policy=policy, group_size=recipe.group_size, **options)
     parts = [tasks[first : first + at_once] for first in range(0, len(tasks), at_once)]
-    sampled = [t for part in parts for t in spread(roll, part, recipe.group_size, "preflight")]
+    sampled = [t for part in parts for t in spread(roll, part, recipe.group_size)]
     return sampled, (time.monotonic() - start) * min(world(), at_once) / len(sampled)
 
 

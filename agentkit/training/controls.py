@@ -97,7 +97,7 @@ def own_right_answers(
             end = min(start + len(tasks), groups)
             for some in range(start, end, HELD):
                 part = chosen[some : min(some + HELD, end)]
-                found += right_ones(spread(roll, part, recipe.group_size, "rft"))
+                found += right_ones(spread(roll, part, recipe.group_size))
     if not found:
         tried = groups * recipe.group_size
         raise RunError(

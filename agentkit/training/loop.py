@@ -27,7 +27,7 @@ from agentkit.diagnostics import Watch
 from agentkit.evaluation import summarize
 from agentkit.policies.engine_weights import bare
 from agentkit.policies.loading import make_policy
-from agentkit.policies.process_group import counted, gathered, join, on_main_process, rank, spread, world
+from agentkit.policies.process_group import gathered, join, on_main_process, rank, spread, world
 from agentkit.policies.shards import sharded
 from agentkit.policies.sync_guard import sync
 from agentkit.policies.unsloth import adapted
@@ -195,7 +195,6 @@ class GRPO:
         with self.synced() as measured:
             chosen = self._select(asked)
         sampled = chosen.trajectories
-        counted["training"] += (1 + self.settings.resample_correct) * len(sampled) + chosen.counts["extra"]
         both = zip(sampled, chosen.left_out, strict=True)
         trained = ((0,) * len(t.action_mask) if out else t.action_mask for t, out in both)
         tasks = tuple(self.tasks[t.task_id] for t in sampled[::size])
@@ -422,7 +421,7 @@ class GRPO:
         start, samples = time.monotonic(), self.settings.val_samples
         roll = partial(self._roll, group_size=samples, seed=self.recipe.seed, step=self.done + 1)
         with self.synced():
-            sampled = spread(roll, self.validation, samples, "validation")
+            sampled = spread(roll, self.validation, samples)
         if all(t.success is None for t in sampled):
             why = next((t.why for t in sampled if t.why), "their time was up or the engine failed")
             said = f"validation is left out: none of its samples has a verdict ({why[:200]})"

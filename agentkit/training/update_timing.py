@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from peft import PeftModel, get_peft_model
-from torch.nn.utils.rnn import pad_sequence
 
 from agentkit.recipe import Recipe
 from agentkit.records import Trajectory
 from agentkit.training.adapters import lora
+from agentkit.training.loss import Batch
 from agentkit.training.prefix import scorer
 from agentkit.training.trainers import checkpoints
 
@@ -56,18 +56,13 @@ def update_seconds(model: Any, trajectories: Sequence[Trajectory], recipe: Recip
 
 def _pass(model: Any, trajectories: Sequence[Trajectory], recipe: Recipe, score: Callable) -> None:
     """The log-probabilities that GRPO's loss asks for, and a backward pass through them."""
-    rows = [torch.tensor([*t.prompt_ids, *t.completion_ids]) for t in trajectories]
-    masks = [torch.tensor([0] * len(t.prompt_ids) + list(t.action_mask)) for t in trajectories]
-    ids, real, scored = (
-        pad_sequence(values, batch_first=True).to(model.device)
-        for values in (rows, [torch.ones_like(row) for row in rows], masks)
-    )
-    scored = scored[:, 1:].bool()
+    masks = [t.action_mask for t in trajectories]
+    batch = Batch.of(trajectories, masks, torch.zeros(len(masks)), model.device)
     half = torch.autocast(model.device.type, torch.bfloat16, enabled=model.dtype != torch.float32)
     if recipe.beta:
         with torch.no_grad(), half, model.disable_adapter():
-            score(model, ids, real, scored, recipe.temperature)
+            score(model, batch.ids, batch.real, batch.mask, recipe.temperature)
     with half:
-        logprobs, _ = score(model, ids, real, scored, recipe.temperature, True)
+        logprobs, _ = score(model, batch.ids, batch.real, batch.mask, recipe.temperature, True)
     logprobs.sum().backward()
     logprobs.sum().item()  # waits for the device
