@@ -1,7 +1,7 @@
 """Which GPUs do what: everything in this process, or one process a GPU that rolls out and trains (colocate).
 
 A choice with its reason, from what is visible and the recipe; and how long one process waits for the others.
-Leaves out starting anything (training.launch), finding the cards (sweep_slots.gpu_count, or torch) and
+Leaves out starting anything (training.launch), finding the cards (slots.gpu_count, or torch) and
 servers on other cards, which the user starts.
 """
 
