@@ -62,13 +62,14 @@ def squad_normalize(text: str) -> str:
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
 
 
-def gaia_equal(answer: str, gold: str) -> bool:
+def gaia_equal(answer: str | None, gold: str) -> bool:
     """GAIA's scorer (Mialon et al. 2023, arXiv 2311.12983; ``question_scorer`` of its leaderboard).
 
     A number must be equal once ``$``, ``%`` and ``,`` are out; a list (``,`` or ``;`` in the gold answer)
     must be equal element by element, punctuation kept; other text must be equal without white space,
-    punctuation and case.
+    punctuation and case. No answer is "None" here, as there.
     """
+    answer = str(answer)
     if _float(gold) is not None:
         return _gaia_element(answer, gold)
     if "," in gold or ";" in gold:
