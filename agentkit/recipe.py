@@ -330,6 +330,10 @@ def _training(recipe: Recipe) -> Rules:
     engine, high = recipe.engine, recipe.clip_epsilon_high or recipe.clip_epsilon
     return [
         (
+            recipe.base,
+            f"base: {recipe.base[:60]} is for a recipe's file: run that file, and change keys of it",
+        ),
+        (
             recipe.loss_type == "cispo" and high < 1,
             f"loss_type cispo caps the ratio at clip_epsilon_high, which is {high:g}: set it to 1 or more",
         ),

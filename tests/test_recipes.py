@@ -91,6 +91,7 @@ def test_values_are_read_as_people_write_them():
         ({"flaws": {"in_haed": 0.3}}, "flaws.in_haed is 'in_haed'; it should be 'skip_lookup'"),
         ({"flaws": {"in_head": 3}}, "flaws.in_head is 3"),
         ({"train_difficulty": "easy, heavy"}, "it should be 'easy', 'medium' or 'hard'"),
+        ({"base": "nano.yaml"}, "base: nano.yaml is for a recipe's file"),
         ({"micro_batch": 5}, "micro_batch 5 must divide prompts_per_step * group_size = 64"),
         ({"processes": 3}, "processes 3 must divide prompts_per_step 8"),
         ({"engine": "server"}, "engine server and server_urls belong together"),
