@@ -106,7 +106,7 @@ def test_a_training_that_was_asked_to_stop_ends_the_call_and_the_same_call_goes_
     words = ["run", str(NANO), "--run", str(tmp_path / "a"), "--to", "04"]
     assert cli.main(words) == 130 and executed == ["01", "02", "03"]
     shown = capsys.readouterr()
-    assert "03_grpo: asked to stop" in shown.out and "run the same command to go on" in shown.err
+    assert "03_grpo: asked to stop" in shown.out and "the same command goes on" in shown.err
     assert cli.main([*words, "--from", "04"]) == 0 and executed[3:] == ["04"]
     assert cli.main(words) == 0 and executed[4:] == ["03", "04"]
 
