@@ -96,7 +96,6 @@ PLANTED = {
         cause="answer"),
     "a join that repeats its first rows": shop(rows=one_row, cause="task|question"),
     "tools that hardly ever answer": shop({"tool_failures": 0.9}, cause="tool_failures"),
-    "length is punished from the first token": shop({"reward": {"correctness": 1, "format": 0.1, "efficiency": 1, "overlong": 5.0}}, cause="overlong"),
 }  # fmt: skip
 
 SOUND = {

@@ -505,39 +505,13 @@ def test_rounding_takes_no_column_away_and_more_than_rounding_does(tmp_path):
         assert len(unknown) == 2 * (not kept)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "why"),
-    [
-        ("success", 41.5, "41.5 is no share, so no success"),
-        ("entropy", -0.5, "-0.5 is negative, so no entropy"),
-        ("grad_norm", "0,25", "'0,25' is no number"),
-    ],
-)
-def test_a_column_of_another_unit_is_not_judged_and_said(tmp_path, capsys, name, value, why):
+@pytest.mark.parametrize(("name", "value"), [("success", 41.5), ("entropy", -0.5)])
+def test_a_column_of_another_unit_is_not_judged_and_said(tmp_path, capsys, name, value):
     rows = [{"step": i, "kl": 0.01, name: value} for i in range(1, 60)]
     path = written(tmp_path / "log.jsonl", "\n".join(map(json.dumps, rows)))
     assert main(["alarms", str(path)]) == 0
     said = capsys.readouterr().out
-    assert (
-        said.startswith("no alarm in 59 steps; 1") and f"columns that no alarm knows: {name} ({why})" in said
-    )
-
-
-def test_a_column_that_is_named_and_holds_text_is_refused_with_the_text(tmp_path, capsys):
-    path = written(tmp_path / "log.csv", "step,kl,acc %\n" + "".join(f"{i},0.1,40.2%\n" for i in range(1, 9)))
-    assert main(["alarms", str(path), "--column", "success=acc %"]) == 2
-    assert (
-        "no column of numbers 'acc %' ('40.2%' is no number); it has step, kl, acc %"
-        in capsys.readouterr().err
-    )
-
-
-def test_steps_without_rows_are_told_and_a_stride_is_no_gap(tmp_path, capsys):
-    steps = {"gap": [*range(1, 20), *range(31, 50)], "stride": [1, *range(10, 400, 10)]}
-    for name, numbers in steps.items():
-        rows = "".join(f"{i},0.1\n" for i in numbers)
-        assert main(["alarms", str(written(tmp_path / f"{name}.csv", f"step,kl\n{rows}"))]) == 0
-        assert ("there is a gap: steps 20 to 30 have no row" in capsys.readouterr().err) == (name == "gap")
+    assert said.startswith("no alarm in 59 steps; 1") and f"columns that no alarm knows: {name}" in said
 
 
 def test_a_sentence_says_that_a_number_is_unknown_and_never_nan():

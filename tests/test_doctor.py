@@ -31,7 +31,7 @@ def test_the_findings_are_this_machines(found):
 
 
 def test_a_recipe_is_told_who_would_use_its_gpus_and_why(monkeypatch):
-    monkeypatch.setattr(doctor, "gpu_count", lambda: 4)
+    monkeypatch.setattr(doctor, "gpu_count", lambda seen: 4)
     cards = [{"name": "NVIDIA H100", "memory_gb": 80.0}] * 4
     assert "4 processes train on GPUs 0, 1, 2, 3" in doctor.topology(Recipe(), cards)["says"]
     assert doctor.topology(Recipe(gpus=9), cards)["why"].startswith("gpus is 9, and 4 can be seen")

@@ -41,7 +41,7 @@ from agentkit.training.adapters import save_adapter
 from agentkit.training.merge import merge
 from agentkit.training.mismatch import mismatch_weights
 
-HALF = {"precision": "bfloat16", "run": ""}
+HALF = {"precision": "bfloat16"}
 
 
 def half_agent():

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from agentkit import ToolCall
 from agentkit.records import DataError, DiskError
 from agentkit.runs import project_root
+from agentkit.runs.labfile import load_module
 from agentkit.tools.cache import ToolCache, canonical, default_path, key_of
 from agentkit.tools.environments import CorpusEnvironment, SearchEnvironment
 from agentkit.tools.runtime import run_call, tool
@@ -160,6 +161,18 @@ def test_a_tool_rewritten_in_a_cell_is_another_tool():
         (found,) = ask(cell(body, number)(), cache=cache, query="x")
         answers.append((found.observation, found.cached))
     assert answers == [("x", False), ("x!", False), ("x", True)]
+
+
+def test_a_tool_of_a_file_whose_table_changed_is_another_tool(tmp_path):
+    lab, cache, answers = tmp_path / "priced.py", ToolCache(), []
+    for price in (1, 2, 1):
+        lab.write_text(
+            f"from agentkit import tool\nPRICE = {price}\nclass E:\n"
+            " @tool(pure=True)\n def look(self, query: str) -> str:\n  return str(PRICE)\n"
+        )
+        (found,) = ask(load_module(lab).E(), cache=cache, query="x")
+        answers.append((found.observation, found.cached))
+    assert answers == [("1", False), ("2", False), ("1", True)]
 
 
 def test_a_tool_without_a_source_is_not_cached_and_says_so_once():

@@ -71,9 +71,10 @@ def load_module(path: Path) -> ModuleType:
 
 def _forget_others(path: Path) -> None:
     """Have modules beside a lab file found, after all libraries, and those of earlier ones loaded anew."""
-    files = {name: Path(getattr(module, "__file__", None) or "/") for name, module in sys.modules.items()}
-    old = {name.split(".")[0] for name, file in files.items() if file.resolve() in _FILES}
-    for name in [name for name in sys.modules if name.split(".")[0] in old]:
+    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+    old = {name for name, file in files.items() if file and Path(file).resolve() in _FILES}
+    folders = {name.rpartition(".")[0] for name in old}  # those without __init__.py have no file
+    for name in old | {name for name in folders if name in files and files[name] is None}:
         del sys.modules[name]
     _FILES.update(file.resolve() for file in files_of(path)[1:])
     sys.path[:] = [place for place in sys.path if place not in _FOLDERS]

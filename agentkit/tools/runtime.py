@@ -14,6 +14,7 @@ import functools
 import inspect
 import json
 import os
+import sys
 import time
 import typing
 import warnings
@@ -295,11 +296,14 @@ def _name(method: Callable) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _source(function: Callable) -> str | None:
-    """A tool's own source, so that a tool rewritten in a notebook cell is another tool; None and a warning
-    where there is none. What it calls and closes over is not in it: the version stands for that.
+    """The source of a tool's file, since its answers may depend on a table beside it; of one from a notebook
+    cell the cell's definition; None and a warning where there is none. What it closes over and what other
+    files hold is not in it: the version stands for that.
     """
+    module = sys.modules.get(function.__module__)
     try:
-        return inspect.getsource(function)
+        in_file = getattr(module, "__file__", None) == inspect.getsourcefile(function)
+        return inspect.getsource(module if in_file else function)
     except (OSError, TypeError):
         why = "its source cannot be read; define it in a file or a notebook cell"
         warnings.warn(f"answers of {_name(function)} are not cached: {why}", stacklevel=2)
