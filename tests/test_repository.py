@@ -192,43 +192,6 @@ print(sorted({"torch", "transformers", "trl", "peft", "vllm", "ray", "datasets",
     assert child.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "from agentkit.views import plots; plots.style.go.Figure()._repr_mimebundle_()",
-        "from agentkit.runs import stages\n"
-        "try: stages.execute('01_tasks', None, {})\n"
-        "except AttributeError: import papermill",
-    ],
-    ids=["figures", "notebooks"],
-)
-def test_no_grammar_is_made_of_what_nobody_asks_for(code):
-    """Two seconds of each kernel that shows a figure, for jsonschema's format iri."""
-    code += "\nimport sys; print(bool(sys.modules.get('rfc3987_syntax')), 'jsonschema' in sys.modules)"
-    child = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
-    assert child.stdout.split() == ["False", "True"], child.stderr
-
-
-@pytest.mark.slow
-def test_a_process_that_trains_does_not_load_vllm_for_trl():
-    """Which took half of its start; whoever wants TRL's own use of it there is told."""
-    code = """
-import sys
-from tests.benchmarks import peer, rollouts
-from agentkit.training import grpo
-from trl.generation.vllm_client import VLLMClient
-print({"vllm", "ray"} & {*sys.modules})
-VLLMClient()
-"""
-    child = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
-    assert child.stdout.strip() == "set()"
-    assert child.stderr.splitlines()[-1].startswith("ImportError: agentkit has loaded TRL without vLLM here")
-
-
 # ---- notebooks
 # -------------------------------------------------------------------------------------------------------
 def source_of(cell: dict) -> str:
