@@ -130,7 +130,7 @@ def new_command(
 
     Args:
         name: of these files
-        notebooks: copy the notebooks and recipes that ship here, too
+        notebooks: also copy the notebooks and recipes that ship into this folder
     """
     from agentkit.runs.labfile import new_lab
 
@@ -291,7 +291,7 @@ def cost_command(
 
 
 def report_command(run: RunFolder, *, out: OptionalFile = None, as_json: Json = False) -> int:
-    """A run's card: one HTML file that opens offline, secrets masked.
+    """A run's card, and its notebooks as pages beside it: HTML that opens offline, secrets masked.
 
     Args:
         out: by default report.html in the run

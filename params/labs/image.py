@@ -1,8 +1,8 @@
 """An image agent that grounds its prompts in facts (the model card Qwen3.5-27B Agent GRPO v2), in six cases.
 
-The case names are the card's; its tasks, tools and reward table were never published, and are ours. Looked up
-are places, films and people; each looked-up value stands in the prompt as the tools gave it. A scene that is
-imaginary needs no lookup, and some requests need no tool at all. One page: environment, measures, tasks,
+The case names are the card's; its tasks, tools and reward table were never published, and are ours. The agent
+looks up places, films and people, and puts each value into the prompt as the tools gave it. An imaginary
+scene needs no lookup, and some requests need no tool at all. One page: environment, measures, tasks,
 verifier, reward, database, pictures. Leaves out a diffusion model: pictures are composed when looked at.
 """
 

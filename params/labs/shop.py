@@ -1,6 +1,7 @@
 """A lab file: tasks, tools, a verifier and a reward of your own, named by the recipe beside it.
 
-`agentkit new mine` copies both files. They run as they stand; then change one part after the other.
+`agentkit new mine` copies this file and its two recipes. They run as they stand; then change one
+part after the other.
 """
 
 from __future__ import annotations
