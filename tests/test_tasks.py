@@ -670,9 +670,6 @@ def test_two_families_may_not_ask_the_same(corpus):
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        (None, "the suite's spec is None; give an object"),
-        (["A"], "the suite's spec is ['A']; give an object"),
-        ({1: 2, "a": 3}, "unknown suite key 1"),
         ({"families": 5}, "families is 5; it must be a list of A, B, C"),
         ({"families": None}, "families is None; it must be a list"),
         ({"familie": ["A"]}, "unknown suite key 'familie'"),
