@@ -430,17 +430,7 @@ def test_template_arguments_switch_thinking_off_in_every_frame(tokenizer):
 
 
 @pytest.mark.parametrize(
-    "odd",
-    [
-        "enable_thinking",
-        {"": False},
-        {"a b": 1},
-        {"a": [1]},
-        {"a": "{{ x }}"},
-        {"a": "%}"},
-        {"a": ""},
-        {"a": None},
-    ],
+    "odd", ["enable_thinking", {"": False}, {"a b": 1}, {"a": "{{ x }}"}, {"a": "%}"}, {"a": ""}, {"a": None}]
 )
 def test_arguments_that_cannot_be_read_are_an_error(odd):
     with pytest.raises(RecipeError, match="template_arguments.*enable_thinking: false"):

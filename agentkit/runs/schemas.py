@@ -4,11 +4,16 @@ Leaves out how fields fit together (trajectory_files), and recipes (recipe).
 """
 
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NotRequired,  # pydantic asks for it before Python 3.12
+)
 
 from annotated_types import Ge, MaxLen
 from pydantic import AllowInfNan, ConfigDict, TypeAdapter, ValidationError, with_config
-from typing_extensions import TypedDict  # pydantic asks for it before Python 3.12
+from typing_extensions import TypedDict
 
 SPLITS = ("train", "validation", "test")
 SECTIONS = ("recipe", "stages", "hashes", "versions", "git")  # of a run's manifest, each a mapping
@@ -21,7 +26,7 @@ def _form(others: bool = True, all_needed: bool = True, **fields: Any) -> Any:
     return with_config(ConfigDict(extra="allow" if others else "forbid", strict=True))(made)
 
 
-_STEP = _form(all_needed=False, tool=str, arguments=dict, expect=str | None)
+_STEP = _form(tool=str, arguments=dict, expect=NotRequired[str | None])
 _NAMES = dict.fromkeys(("entities", "required_tools", "forbidden_tools"), list[str] | tuple[str, ...])
 _STAGE = _form(all_needed=False, parameters=dict, measured=dict[str, float], seconds=float, devices=float,
                controls=dict[str, dict], files=dict)  # fmt: skip
