@@ -112,10 +112,6 @@ class Lab:
         """The lab that a run was made with, from the recipe in its manifest."""
         return cls.open(Recipe.of(run))
 
-    def with_reward(self, reward: str | Mapping[str, float]) -> Self:
-        """This lab under another ``reward``, a preset or weights. Raises RecipeError."""
-        return replace(self, recipe=Recipe.from_mapping(self.recipe.used() | {"reward": reward}))
-
     def extended(self, families: Mapping[str, Family] | None = None, rewards: Reward | None = None) -> Self:
         """This lab with more families or rewards, to try out in a notebook: no other process knows them."""
         more = dict(families or {})

@@ -14,7 +14,7 @@ import re
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -35,15 +35,7 @@ Advantage = Literal[
     "group", "dr_grpo", "rloo", "batch_std", "reinforce_baseline", "gdpo", "difficulty", "turn", "step"
 ]
 Flaw = Literal["skip_lookup", "wrong_operation", "in_head", "give_up", "malformed"]
-REWARDS, LOSSES, MISMATCH, ADVANTAGES = map(get_args, (Preset, Loss, Mismatch, Advantage))
 FILES = ("lab", "tasks", "model", "chat_template", "transcripts")  # keys that may name files
-_MOVED = (  # keys of earlier versions, and what has come in their place
-    ("flaw_", "flaws, a mapping such as flaws: {in_head: 0.4}"),
-    ("reward_", "reward, a preset or a mapping such as reward: {correctness: 1, format: 0.1}"),
-    ("overlong_buffer$", "an argument of a component, in a lab file"),
-    ("topology$|replicas$|tensor_parallel$", "servers that you start, with engine: server (agentkit serve)"),
-    ("run$", "the flag --run, or the variable run of a notebook"),
-)
 
 
 def _number(value: Any) -> Any:
@@ -379,8 +371,6 @@ def _sentence(error: ValidationError) -> str:
     fault = error.errors()[0]
     name, *inside = map(str, fault["loc"])
     if fault["type"] == "extra_forbidden":
-        if moved := next((said for start, said in _MOVED if re.match(start, name)), ""):
-            return f"{name[:100]} is a key of an earlier version: it is now {moved}"
         (close,) = difflib.get_close_matches(name, Recipe.keys(), n=1, cutoff=0.0)
         return f"unknown recipe key {name[:100]!r}: did you mean {close!r}?"
     parts = [name, *(part for part in inside if re.fullmatch(r"\w+", part))]  # without pydantic's own tags

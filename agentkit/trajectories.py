@@ -95,22 +95,6 @@ def reward_range(group: Group) -> float:
     return max(rewards) - min(rewards) if rewards else 0.0
 
 
-def is_void(trajectory: Trajectory) -> bool:
-    """SimpleTIR (arXiv 2509.02479): some turn holds neither a tool call nor an answer; a malformed call is
-    not a call.
-
-    Such turns are mostly text that went wrong half-way, and their unlikely tokens make gradients explode.
-    """
-    *_, last = trajectory.turns or (None,)
-    answers = trajectory.stop_reason is StopReason.ANSWER and bool(
-        trajectory.answer and trajectory.answer.strip()
-    )
-    called = [
-        any(result.name for result in turn.results) or (turn is last and answers) for turn in trajectory.turns
-    ]
-    return not all(called)
-
-
 def is_truncated(trajectory: Trajectory) -> bool:
     """Whether a limit on tokens or time cut it off (overlong filtering, DAPO, arXiv 2503.14476)."""
     return trajectory.stop_reason in TRUNCATED

@@ -35,7 +35,6 @@ KINDS = {  # name: changes of recipe or settings
     "plain": {},
     "num_iterations=2": {"num_iterations": 2},
     "minibatches=4": {"prompts_per_step": 4, "micro_batch": 4, "minibatches": 4},
-    "guards": {"patience": 90, "save_every": 1},
 }
 SMALL = {"steps": 6, "prompts_per_step": 2, "group_size": 4, "micro_batch": 4, "val_every": 2, "val_tasks": 2, "lora_r": 2,
          "lora_alpha": 4, "temperature": 1.0, "learning_rate": 1e-2, "beta": 0.02, "max_turns": 2, "max_turn_tokens": 6,

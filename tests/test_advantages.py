@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from trl.trainer.utils import nanstd
 
 from agentkit import rewards
-from agentkit.recipe import ADVANTAGES, Recipe
+from agentkit.recipe import Advantage, Recipe
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.training import advantages
 from agentkit.training.advantages import ESTIMATORS, estimate
@@ -48,7 +49,7 @@ def test_estimators_on_two_groups(estimator, expected):
 
 
 def test_the_names_in_recipes_are_the_estimators():
-    assert tuple(ESTIMATORS) == ADVANTAGES
+    assert tuple(ESTIMATORS) == get_args(Advantage)
 
 
 def test_rloo_is_the_reward_against_the_mean_of_the_others():
@@ -153,10 +154,10 @@ SPANS = [[(0, 2), (3, 5)], [(0, 1), (4, 6)]]
 
 def test_a_turns_tokens_carry_its_own_and_the_outcomes_advantage():
     found = estimate(
-        [1.0, 0.0], [0, 0], "turn", turn_rewards=[[2.0, None], [0.0, None]], spans=SPANS, length=7, lam=0.5
+        [1.0, 0.0], [0, 0], "turn", turn_rewards=[[2.0, None], [0.0, None]], spans=SPANS, length=7
     )
     outcome, own = 0.5 / (math.sqrt(0.5) + 1e-4), 1.0 / (ROOT + 1e-4)
-    first, last = own + 0.5 * outcome, outcome
+    first, last = own + outcome, outcome
     expected = [[first, first, 0, last, last, 0, 0], [-first, 0, 0, 0, -last, -last, 0]]
     assert found.shape == (2, 7)
     assert found.tolist() == [pytest.approx(row, abs=1e-6) for row in expected]
@@ -178,16 +179,14 @@ def test_turns_of_unequal_number_and_unscored_trajectories():
 # ---- steps
 # -----------------------------------------------------------------------------------------------------------
 def test_step_groups_compare_turns_that_met_the_same_state():
-    """Both start in s; a meets t alone. Returns with gamma 1/2: a is 0 + 1/2 and then 1, b is 0."""
+    """Both start in s; a meets t alone. The discounted return of s is 0.95 in a, and 0 in b."""
     spans = [[(0, 1), (1, 2)], [(0, 1)]]
-    found = estimate(
-        [1.0, 0.0], [0, 0], "step", states=[["s", "t"], ["s"]], spans=spans, length=3, gamma=0.5, weight=2.0
-    )
+    found = estimate([1.0, 0.0], [0, 0], "step", states=[["s", "t"], ["s"]], spans=spans, length=3)
     episode = 0.5 / (math.sqrt(0.5) + 1e-4)
-    shared = 0.25 / (std([0.5, 0.0]) + 1e-4)
+    shared = 0.475 / (std([0.95, 0.0]) + 1e-4)
     assert found.tolist() == [
-        pytest.approx([episode + 2 * shared, episode, 0.0], abs=1e-6),
-        pytest.approx([-episode - 2 * shared, 0.0, 0.0], abs=1e-6),
+        pytest.approx([episode + shared, episode, 0.0], abs=1e-6),
+        pytest.approx([-episode - shared, 0.0, 0.0], abs=1e-6),
     ]
 
 
@@ -200,10 +199,14 @@ def test_a_state_of_another_task_is_another_state():
 def test_step_groups_leave_an_unscored_trajectory_out():
     spans = [[(0, 1), (1, 2)]] * 3
     found = estimate(
-        [2.0, 1.0, None], [0] * 3, "step", states=[["s", "x"], ["s", "x"], ["s", "x"]], spans=spans, length=2, gamma=1.0,
+        [2.0, 1.0, None], [0] * 3, "step", states=[["s", "x"], ["s", "x"], ["s", "x"]], spans=spans, length=2,
     )  # fmt: skip
     one = 0.5 / (math.sqrt(0.5) + 1e-4)
-    assert found.tolist() == [pytest.approx([2 * one] * 2), pytest.approx([-2 * one] * 2), [0.0, 0.0]]
+    assert found.tolist() == [
+        pytest.approx([2 * one] * 2, rel=1e-4),
+        pytest.approx([-2 * one] * 2, rel=1e-4),
+        [0.0, 0.0],
+    ]
 
 
 # ---- what is checked first
@@ -303,7 +306,7 @@ def test_turn_rewards_and_states_are_read_from_results():
     assert states[0][1] == {("search", "The area of A is 30.")} and len(states[1][2]) == 2
 
 
-@pytest.mark.parametrize("estimator", ADVANTAGES)
+@pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_every_estimator_reads_a_batch(estimator):
     recipe = Recipe.from_mapping({"advantage": estimator})
     found = advantages.of_trajectories({"t": TASK}, BATCH, ["t"] * 3, rewards.plan(), recipe)

@@ -145,7 +145,7 @@ def test_no_history_and_odd_rows_raise_nothing():
 
 def test_alarms_are_written_once_and_again_after_a_silence(tmp_path):
     run = Run.create(tmp_path / "run")
-    watch = Watch(run.file("train", "alarms.jsonl"))
+    watch = Watch.over(run)
     clipped = [0.0] * 5 + [0.5] * 8 + [0.0] * 16 + [0.5] * 5
     fired = [
         alarm for i, value in enumerate(clipped) for alarm in watch.add({"step": i + 1, "mismatch": value})
@@ -356,7 +356,7 @@ def test_the_command_judges_a_stored_run(tmp_path, capsys):
 
 def test_a_watch_goes_on_from_what_is_stored_and_drops_alarms_of_steps_that_were_cut(tmp_path):
     run = Run.create(tmp_path / "run")
-    whole = Watch(run.file("train", "alarms.jsonl"))
+    whole = Watch.over(run)
     rows = [{"step": i + 1, "mismatch": 0.5 if i > 5 else 0.0} for i in range(10)]
     for row in rows:
         whole.add(row)

@@ -1,4 +1,4 @@
-"""Guards: steps that are not finite, rewards that fail, and patience."""
+"""Guards: steps that are not finite, and rewards that fail."""
 
 from __future__ import annotations
 
@@ -199,17 +199,6 @@ def test_the_share_is_taken_over_the_latest_trajectories_and_a_checkpoint_rememb
 
 
 # ---- validation
-def test_training_ends_early_without_improvement(tmp_path, monkeypatch):
-    trainer = make_trainer(tmp_path / "run", patience=2, val_every=1)
-    trainer.best = (0.5, 0)  # no validation of the tiny agent is that good
-    assert trainer.train() == {"best_val_success": 0.5, "best_step": 0, "steps": 1, "ended": "patience"}
-
-
-def test_validation_that_stands_still_is_no_improvement_and_the_later_adapter_is_kept(tmp_path):
-    ended = make_trainer(tmp_path / "run", patience=2, val_every=1).train()
-    assert ended == {"best_val_success": 0.0, "best_step": 2, "steps": 2, "ended": "patience"}
-
-
 @pytest.mark.parametrize(("before", "kept"), [(0.03, 2), (0.3, 0)])
 def test_the_last_adapter_within_a_standard_error_of_the_best_is_kept(tmp_path, monkeypatch, before, kept):
     """The tiny agent solves nothing; of 25 tasks 0.03 may be chance and 0.3 is not."""

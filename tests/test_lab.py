@@ -390,7 +390,7 @@ def test_a_measurement_holds_verdicts_and_another_reward_repeats_none(recipe, to
     assert all(t.reward is None and t.success == 1.0 for t in run.trajectories("sft"))
     rewarded = lab.rewarded(run, "sft", tasks)
     assert [t.reward for t in rewarded] == [t.reward for t in run.trajectories("sft")]
-    other = lab.with_reward(reward="none").rewarded(run, "sft", tasks)
+    other = Lab.open(Recipe.load(recipe, reward="none")).rewarded(run, "sft", tasks)
     assert (
         other[0].reward == pytest.approx(0.5 * -3 - 0.2)
         and other[0].completion_ids == sampled[0].completion_ids

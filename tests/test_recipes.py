@@ -101,9 +101,7 @@ def test_values_are_read_as_people_write_them():
         ({"shard": True}, "shard does not go with engine: transformers"),
         ({"transcripts": "a.jsonl"}, "set sft: true"),
         ({"loss_type": "cispo"}, "clip_epsilon_high, which is 0.2: set it to 1 or more"),
-        ({"flaw_in_head": 0.4}, "flaw_in_head is a key of an earlier version: it is now flaws, a mapping"),
-        ({"reward_format": 0.0}, "it is now reward, a preset or a mapping"),
-        ({"topology": "split"}, "it is now servers that you start, with engine: server"),
+        ({"flaw_in_head": 0.4}, "unknown recipe key 'flaw_in_head': did you mean"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence_that_names_the_way_out(values, says):
@@ -194,7 +192,7 @@ def test_a_run_made_by_another_version_is_refused_by_name(tmp_path):
     run.update(recipe={"seed": 4, "report_to": "wandb"})
     assert Recipe.of(run).used() == {"seed": 4}
     run.update(recipe={"flaw_give_up": 0.3})
-    with pytest.raises(RecipeError, match=r"run.json: flaw_give_up is a key of an earlier version"):
+    with pytest.raises(RecipeError, match=r"run.json: unknown recipe key 'flaw_give_up'"):
         Recipe.of(run)
 
 

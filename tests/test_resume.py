@@ -98,7 +98,7 @@ def test_the_model_that_an_interrupted_trainer_had_goes_on_too(whole, tmp_path):
 def test_it_ends_alike_where_a_batch_has_several_steps(kind, tmp_path):
     attempt(tmp_path / "whole", kind)
     interrupt(tmp_path / "run", 5, KeyboardInterrupt("stop"), **KINDS[kind])
-    kept = {"num_iterations=2": "checkpoint-4", "minibatches=4": "checkpoint-4", "guards": "checkpoint-5"}
+    kept = {"num_iterations=2": "checkpoint-4", "minibatches=4": "checkpoint-4"}
     assert newest(tmp_path / "run")[0] == kept[kind], "between batches"
     attempt(tmp_path / "run", kind)
     assert outcome(tmp_path / "run") == outcome(tmp_path / "whole")
@@ -210,7 +210,7 @@ def test_other_parameters_start_anew_and_keep_what_was_there(stopped, tmp_path, 
 
 def test_limits_and_passes_may_change_and_the_step_is_the_same(stopped, whole, tmp_path):
     path = copy_of(stopped, tmp_path)
-    changes = {"trajectory_timeout_s": 900.0, "tool_timeout_s": 20.0, "patience": 99, "max_batch": 64}
+    changes = {"trajectory_timeout_s": 900.0, "tool_timeout_s": 20.0, "max_batch": 64}
     trainer = make_trainer(path, micro_batch=2, **changes)
     trainer.train()
     found, expected = outcome(path), outcome(whole)
@@ -280,7 +280,6 @@ def test_a_watcher_may_ask_for_a_checkpoint_and_for_the_end(tmp_path):
     assert newest(tmp_path / "run") == ["checkpoint-4", "checkpoint-2"] and not control.exists()
     rows = read_jsonl(tmp_path / "run" / "train" / "metrics.jsonl")
     assert "val_success" in rows[-1], "what is kept is what it has learnt"
-    assert trainer.guards.since_best == 1, "which takes no patience from the training that goes on"
 
 
 def test_what_was_asked_of_an_earlier_training_does_not_stop_the_next(tmp_path):

@@ -7,6 +7,7 @@ import math
 import random
 import threading
 import warnings
+from typing import get_args
 
 import pytest
 import test_judge as judging
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkit import rewards
-from agentkit.recipe import REWARDS, Recipe, RecipeError
+from agentkit.recipe import Preset, Recipe, RecipeError
 from agentkit.records import StopReason, Task, ToolCall, ToolResult, Trajectory, Turn
 from agentkit.rewards import calls, components
 from agentkit.tasks.expert import answer_of
@@ -430,7 +431,7 @@ def test_a_judge_is_asked_about_many_answers_at_once_and_of_like_ones_once(tmp_p
 
 # ---- presets and recipes
 # ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", REWARDS)
+@pytest.mark.parametrize("name", get_args(Preset))
 def test_every_preset_is_a_reward_that_scores(name):
     own = {"mine": (constant(1.0), 0.5)}
     reward = rewards.from_recipe(Recipe.from_mapping({"reward": name}), own)
@@ -456,7 +457,7 @@ def test_overlong_answers_are_punished_from_the_published_share_on(tokens, buffe
 
 @pytest.mark.parametrize(
     ("values", "says"),
-    [({"reward": "plam"}, "plan"), ({"reward_format": 0.2}, "it is now reward, a preset or a mapping"),
+    [({"reward": "plam"}, "plan"), ({"reward_format": 0.2}, "unknown recipe key 'reward_format': did you mean"),
      ({"advantage": "gae"}, "rloo"), ({"dead_groups": "hide"}, "replace")],
 )  # fmt: skip
 def test_recipes_refuse_what_does_not_exist(values, says):

@@ -1,4 +1,4 @@
-"""What is trained on: dead groups kept, dropped and replaced, GRPO-RoC, void turns, truncation; and each in
+"""What is trained on: dead groups kept, dropped and replaced, truncation; and each in
 real training.
 """
 
@@ -21,12 +21,11 @@ from agentkit.runs import Run, read_jsonl
 from agentkit.training import advantages
 from agentkit.training.advantages import teaches_nothing
 from agentkit.training.loop import GRPO
-from agentkit.training.selection import fresh_tasks, left_out, penalty, replace_dead, resample_correct, select
-from agentkit.trajectories import groups_of, is_dead, is_truncated, is_void, reward_range
+from agentkit.training.selection import fresh_tasks, left_out, replace_dead, select
+from agentkit.trajectories import groups_of, is_dead, is_truncated, reward_range
 
 GOOD = ToolResult("search", {}, "found", ok=True)
 FAILED = ToolResult("search", {}, "Error.", ok=False)
-MALFORMED = ToolResult("", {}, "Error: malformed.", ok=False)
 
 
 def trajectory(reward, *results, task="t", sample=0, stop=StopReason.ANSWER, answer="1") -> Trajectory:
@@ -66,98 +65,35 @@ def test_groups_are_consecutive_and_of_one_task():
             groups_of(wrong, 2)
 
 
-# ---- void and truncated
+# ---- truncated
 # ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("tried", "void", "truncated"),
+    ("stop", "truncated"),
     [
-        (trajectory(1.0, [GOOD], []), False, False),
-        (trajectory(0.0, [FAILED], []), False, False),
-        (trajectory(0.0, [MALFORMED], []), True, False),
-        (trajectory(0.0, [MALFORMED, GOOD], []), False, False),
-        (trajectory(0.0, [GOOD], [], answer=None), True, False),
-        (trajectory(0.0, [GOOD], [], answer=" "), True, False),
-        (trajectory(0.0, [GOOD], [], stop=StopReason.TRUNCATED_TURN, answer=None), True, True),
-        (trajectory(0.0, [GOOD], stop=StopReason.TOKEN_LIMIT, answer=None), False, True),
-        (trajectory(0.0, [GOOD], stop=StopReason.TIME_LIMIT, answer=None), False, True),
-        (trajectory(0.0, [GOOD], stop=StopReason.TURN_LIMIT, answer=None), False, False),
+        (StopReason.ANSWER, False),
+        (StopReason.TURN_LIMIT, False),
+        (StopReason.TRUNCATED_TURN, True),
+        (StopReason.TOKEN_LIMIT, True),
+        (StopReason.TIME_LIMIT, True),
     ],
 )
-def test_void_turns_and_truncation(tried, void, truncated):
-    assert (is_void(tried), is_truncated(tried)) == (void, truncated)
+def test_limits_on_tokens_and_time_truncate(stop, truncated):
+    assert is_truncated(trajectory(0.0, [GOOD], stop=stop, answer=None)) == truncated
 
 
 def test_left_out_follows_the_recipe():
-    mixed = Group(
-        "t", (trajectory(1.0), trajectory(0.0, [MALFORMED], []), trajectory(0.0, stop=StopReason.TOKEN_LIMIT))
-    )
-    groups = [mixed, group(1.0, 1.0, 1.0)]
-    for drops, truncated, void, expected in [
-        (False, False, False, [0, 0, 0, 0, 0, 0]),
-        (True, False, False, [0, 0, 0, 1, 1, 1]),
-        (False, False, True, [0, 1, 1, 0, 0, 0]),
-        (False, True, False, [0, 0, 1, 0, 0, 0]),
-        (True, True, False, [0, 0, 1, 1, 1, 1]),
+    mixed = Group("t", (trajectory(1.0), trajectory(0.0, stop=StopReason.TOKEN_LIMIT)))
+    groups = [mixed, group(1.0, 1.0)]
+    for drops, truncated, expected in [
+        (False, False, [0, 0, 0, 0]),
+        (True, False, [0, 0, 1, 1]),
+        (False, True, [0, 1, 0, 0]),
+        (True, True, [0, 1, 1, 1]),
     ]:
         dropped = [drops and is_dead(group) for group in groups]
-        assert left_out(groups, dropped, truncated, void) == [bool(x) for x in expected]
+        assert left_out(groups, dropped, truncated) == [bool(x) for x in expected]
     failed = Group("t", (trajectory(1.0), replace(trajectory(0.0), reward=None)))
-    assert left_out([failed], [False], False, False) == [False, True], "it would count as a token of the loss"
-
-
-# ---- GRPO-RoC
-# --------------------------------------------------------------------------------------------------------
-def test_penalty_is_the_error_ratio_plus_malformed_calls():
-    assert penalty(trajectory(1.0, [GOOD, FAILED], [GOOD, GOOD])) == 0.25
-    assert penalty(trajectory(1.0, [GOOD, MALFORMED], [])) == 1.5
-    assert penalty(trajectory(1.0, [])) == 0.0
-
-
-def test_the_cleanest_positives_are_kept_in_their_share():
-    clean, one, two = [GOOD], [GOOD, FAILED], [FAILED, FAILED]
-    sampled = [
-        (1.0, two),
-        (0.0, two),
-        (1.0, clean),
-        (0.0, clean),
-        (1.0, one),
-        (0.0, one),
-        (1.0, two),
-        (0.0, two),
-    ]
-    found = resample_correct(
-        Group("t", tuple(trajectory(r, own, [], sample=i) for i, (r, own) in enumerate(sampled))), 4
-    )
-    assert [(t.success, penalty(t)) for t in found.trajectories] == [
-        (1.0, 0.0),
-        (1.0, 0.5),
-        (0.0, 1.0),
-        (0.0, 0.0),
-    ]
-    assert [t.sample for t in found.trajectories] == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("rewards", "kept"),
-    [
-        (
-            [1, 0, 0, 0, 0, 0, 0, 0],
-            [1, 0, 0, 0],
-        ),  # one in eight would round to none: a kind that is there stays
-        ([1, 1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 0]),
-        ([1] * 8, [1] * 4),
-        ([0] * 8, [0] * 4),
-        ([1, 0, 0, 1, 1, 1, 0, 1], [1, 1, 1, 0]),  # 5 of 8: 2.5 of 4
-        ([None, 1, None, None, None, None, None, 0], [1, 1, 0, 0]),
-        ([None] * 8, [None] * 4),
-    ],
-)
-def test_shares_of_positives(rewards, kept):
-    found = [t.reward for t in resample_correct(group(*rewards), 4).trajectories]
-    if rewards.count(None) in (0, 8):
-        assert found == kept
-    else:
-        assert sorted(found, key=str) == [0, 1, None, None], "unscored ones fill up only"
+    assert left_out([failed], [False], False) == [False, True], "it would count as a token of the loss"
 
 
 # ---- dynamic sampling
@@ -219,21 +155,19 @@ def test_select_counts_what_it_did():
     def roll_out(own, size):
         return [t for g in World()(own) for t in g.trajectories][: len(own) * size]
 
-    found = select(tasks("d1", "d2", "a", "b"), tasks("d3", "c", "e"), roll_out, is_dead, recipe, 2)
+    found = select(tasks("d1", "d2", "a", "b"), tasks("d3", "c", "d4"), roll_out, is_dead, recipe)
     assert [t.task_id for t in found.trajectories][::2] == ["c", "d2", "a", "b"]
-    expected = {"dead": 1, "dead_sampled": 2, "replaced": 1, "dropped": 0, "extra": 4, "left_out": 0}
+    expected = {"dead": 1, "dead_sampled": 2, "replaced": 1, "dropped": 0, "extra": 6, "left_out": 0}
     assert found.counts == expected
 
 
 def test_a_process_with_one_task_may_replace_its_group_too():
-    """Its share of what all processes may sample is told it."""
     recipe = Recipe.from_mapping({"dead_groups": "replace", "group_size": 2})
 
     def roll_out(own, size):
         return [t for g in World()(own) for t in g.trajectories][: len(own) * size]
 
-    assert select(tasks("d1"), tasks("a"), roll_out, is_dead, recipe, 1).counts["replaced"] == 1
-    assert select(tasks("d1"), tasks("a"), roll_out, is_dead, recipe, 0).counts["replaced"] == 0
+    assert select(tasks("d1"), tasks("a"), roll_out, is_dead, recipe).counts["replaced"] == 1
 
 
 def test_fresh_tasks_are_unused_shuffled_and_fixed_by_the_seed():
@@ -254,13 +188,13 @@ def agent():
     return load_agent("nano")
 
 
-def trained(agent, suite, path, settings=None, **changes):
+def trained(agent, suite, path, **changes):
     """A real training step; the trainer, what it stored and its metrics row. LoRA is taken off again."""
     model, tokenizer = agent
     recipe = Recipe.from_mapping(SMALL | changes)
     run = Run.create(path)
     tasks, validation = suite.split("train"), suite.split("validation")[:1]
-    trainer = GRPO(Lab.open(recipe), model, tokenizer, tasks, validation, run, **(settings or {}))
+    trainer = GRPO(Lab.open(recipe), model, tokenizer, tasks, validation, run)
     seen, update = [], trainer.update
     trainer.update = lambda batch, lessons: seen.append(batch) or update(batch)
     trainer.train()
@@ -289,13 +223,12 @@ def test_dropped_groups_and_masked_trajectories_are_outside_the_loss(agent, suit
     assert row["grad_norm"] == 0.0, "no KL term either"
 
 
-def test_dead_groups_are_replaced_and_void_ones_masked_in_training(agent, suite, tmp_path):
+def test_dead_groups_are_replaced_and_truncated_ones_masked_in_training(agent, suite, tmp_path):
     keys = {"mask_truncated": True, "dead_groups": "replace", "reward": {"overlong": 1}}
-    kept = {"mask_void": True, "resample_correct": True, "extra_rollouts": 2.0}
-    batch, stored, row = trained(agent, suite, tmp_path / "run", kept, **keys)
+    batch, stored, row = trained(agent, suite, tmp_path / "run", **keys)
     assert len(stored) == 8 and len({t.task_id for t in stored}) == 2
     assert [t.sample for t in stored] == [0, 1, 2, 3] * 2
-    out = [is_void(t) or is_truncated(t) for t in stored]
+    out = [is_truncated(t) for t in stored]
     assert batch.mask.any(1).tolist() == [not o for o in out] and row["left_out"] == sum(out) / 8
     assert row["extra_rollouts"] % 8 == 0
     assert {"reward/overlong", "weighted/overlong", "dead_groups_sampled"} <= row.keys()

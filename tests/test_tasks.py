@@ -9,14 +9,12 @@ import dataclasses
 import hashlib
 import json
 import random
-import re
 import time
 from functools import partial
 from itertools import combinations
 
 import pytest
 import tqdm.auto
-from compare_paraphrases import PARAPHRASES
 
 from agentkit import Lab, Score, StopReason, Suite, Task, Trajectory, verifiers, verify
 from agentkit.records import DataError
@@ -100,22 +98,6 @@ def test_new_templates_are_in_the_test_only_and_say_so(corpus):
     lab = Lab.open({"tasks": "some.jsonl", "new_templates": "A total4"})
     with pytest.raises(SuiteError, match="give one of the two"):
         lab.suite()
-
-
-# ---- in other words
-def test_a_paraphrase_keeps_the_question(suite):
-    for task in suite.tasks[::12]:
-        for kind, say in PARAPHRASES.items():
-            words = sorted(re.findall(r"\S+", task.prompt))
-            said = re.findall(r"\S+", say(task.prompt))
-            assert not collections.Counter(words) - collections.Counter(said)
-            assert (say(task.prompt) != task.prompt) or kind == "order"
-    assert len(PARAPHRASES) == 10
-    question = "What is the area of Chad divided by the area of Fiji? Round to 2 decimals."
-    assert (
-        PARAPHRASES["order"](question)
-        == "Round to 2 decimals. What is the area of Chad divided by the area of Fiji?"
-    )
 
 
 def test_the_check_for_shared_entities_finds_a_planted_leak(suite):

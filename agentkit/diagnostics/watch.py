@@ -24,16 +24,12 @@ FILE = ("train", "alarms.jsonl")
 
 
 class Watch:
-    """Judges a training step by step.
+    """Judges a training step by step."""
 
-    Args:
-        path: file to which alarms are appended as they fire; None writes nothing.
-    """
-
-    def __init__(self, path: Path | None = None):
+    def __init__(self) -> None:
         self.history: list[StepMeasures] = []
         self.alarms: list[Alarm] = []
-        self._path = path
+        self._path: Path | None = None  # of a run, to which alarms are appended as they fire
         self._held: dict[tuple[str, str], int] = {}  # the last step at which each held with this severity
 
     @classmethod

@@ -35,7 +35,6 @@ from agentkit.runs import user_cache
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # an engine's largest is one of these (config/lora.py)
 BATCHED_TOKENS = 8192  # that one step reads, on a GPU; an engine made in code would have 2,048
-FOLDERS = 64  # engines of one model that start at the same time
 ENVIRONMENT = {
     # or the engine is a process of its own, whose weights are out of reach
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

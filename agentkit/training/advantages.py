@@ -20,6 +20,7 @@ from agentkit.rewards import Reward
 from agentkit.rewards.calls import subgoals
 
 EPSILON = 1e-4  # added to every standard deviation, as in TRL
+DISCOUNT = 0.95  # of a reward, a turn (GiGPO)
 NAN = float("nan")
 LARGE = 1e3  # of a reward: float32 holds it to four decimals or fewer
 Spans = Sequence[Sequence[tuple[int, int]]]  # of each trajectory's turns, [start, end) in its completion
@@ -146,9 +147,8 @@ def turn(
     turn_rewards: Sequence[Sequence[float | None]],
     spans: Spans,
     length: int,
-    lam: float = 1.0,
 ) -> Tensor:
-    """MT-GRPO (arXiv 2505.11821): a turn's tokens have A_T + lam * A_O, A_O the outcome's. (B, T)
+    """MT-GRPO (arXiv 2505.11821): a turn's tokens have A_T + A_O, A_O the outcome's. (B, T)
 
     A_T is the turn's own reward normalised among the turns of the same number in the group. A turn without a
     reward of its own, such as the answer, has A_O alone.
@@ -157,7 +157,6 @@ def turn(
         turn_rewards: of each trajectory's turns; None for a turn that has none.
         spans: of each trajectory's turns, from the records.
         length: T, at least as long as the longest completion.
-        lam: weight of the outcome in a turn that has a reward of its own.
     """
     _check_turns(rewards, turn_rewards, spans)
     unscored = rewards.isnan()[:, None]
@@ -168,23 +167,16 @@ def turn(
         if values.numel()
         else values
     )
-    combined = torch.where(values.isnan(), outcome, normalised + lam * outcome)
+    combined = torch.where(values.isnan(), outcome, normalised + outcome)
     return _spread(combined.masked_fill(unscored, 0.0), spans, length)
 
 
 def step(
-    rewards: Tensor,
-    groups: Tensor,
-    *,
-    states: Sequence[Sequence[Hashable]],
-    spans: Spans,
-    length: int,
-    gamma: float = 0.95,
-    weight: float = 1.0,
+    rewards: Tensor, groups: Tensor, *, states: Sequence[Sequence[Hashable]], spans: Spans, length: int
 ) -> Tensor:
-    """GiGPO (arXiv 2505.10978): A = A_episode + weight * A_step on each turn's tokens. (B, T)
+    """GiGPO (arXiv 2505.10978): A = A_episode + A_step on each turn's tokens. (B, T)
 
-    A_step compares the turns of a group that met the same state, by their discounted returns gamma^k r of the
+    A_step compares the turns of a group that met the same state, by their discounted returns 0.95^k r of the
     reward k turns later; a turn alone in its state has 0.
 
     Args:
@@ -192,8 +184,6 @@ def step(
             same choice.
         spans: of each trajectory's turns, from the records.
         length: T, at least as long as the longest completion.
-        gamma: discount, a turn.
-        weight: w.
     """
     _check_turns(rewards, states, spans)
     outcome = group(rewards, groups)[:, None].expand(-1, max(map(len, states), default=0)).clone()  # (B, N)
@@ -201,10 +191,10 @@ def step(
     met = torch.tensor(met, dtype=torch.int64).reshape(-1, 2)
     rows, columns = met.to(rewards.device).unbind(1)  # trajectory and number of each turn
     last = torch.tensor([len(turns) - 1 for turns in states]).to(rewards.device)
-    returns = rewards[rows] * torch.full_like(rewards[rows], gamma) ** (last[rows] - columns)
+    returns = rewards[rows] * torch.full_like(rewards[rows], DISCOUNT) ** (last[rows] - columns)
     same = _numbered([(int(groups[i]), states[i][n]) for i, n in met.tolist()], rewards.device)
     among = group(returns.masked_fill(rewards[rows].isnan(), NAN), same)
-    outcome[rows, columns] += weight * among
+    outcome[rows, columns] += among
     return _spread(outcome, spans, length)
 
 

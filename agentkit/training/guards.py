@@ -1,4 +1,4 @@
-"""When a training skips a step, stops or ends early: steps that are not finite, rewards that fail, patience.
+"""When a training skips a step, stops or ends early: steps that are not finite, rewards that fail.
 
 Decisions only; a checkpoint carries their counters. Leaves out checkpoints and signals (saves).
 """
@@ -18,13 +18,12 @@ MIN_UNSCORED = 3  # one or two are no pattern
 class Guards:
     """The counters of one training, and what follows from them."""
 
-    def __init__(self, patience: int = 0, until_solved: bool = False):
-        self._patience, self._until_solved = patience, until_solved
+    def __init__(self, until_solved: bool = False):
+        self._until_solved = until_solved
         self.skipped = 0  # steps whose gradient was not finite, in all
         self.in_row = 0  # the latest of them
         self.unscored: list[int] = []  # 1 for each of the latest trajectories without a reward
-        self.since_best = 0  # validations since the best
-        self.ended: str | None = None  # why training ends before its last step: patience or solved
+        self.ended: str | None = None  # why training ends before its last step: solved
 
     def state(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
@@ -75,11 +74,6 @@ class Guards:
             "raises, gives no finite number or is None for some trajectories of a task only, or a limit on "
             "time), then run this again: with another limit it goes on from here, with another lab file anew."
         )
-
-    def validated(self, improved: bool) -> None:
-        self.since_best = 0 if improved else self.since_best + 1
-        if self._patience and self.since_best >= self._patience:
-            self.ended = "patience"
 
 
 def too_many_unscored(recent: Sequence[int]) -> bool:

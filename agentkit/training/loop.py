@@ -64,11 +64,6 @@ class Settings:
     share_prefixes: bool = True  # compute what trajectories have in common once
     importance_level: str = "token"  # of the loss' ratio: token, or sequence as in GSPO
     dual_clip: float = 0.0  # largest ratio where the advantage is negative; 0 is none
-    extra_rollouts: float = 1.0  # budget for replacing dead groups, as a multiple of a step's rollouts
-    resample_correct: bool = False  # GRPO-RoC
-    mask_void: bool = False  # leave trajectories with a turn without call and answer out of the loss
-    val_samples: int = 1  # of each validation task
-    patience: int = 0  # validations without improvement after which training ends; 0 is none
     until_solved: bool = False  # end training once every task of a step was solved by some rollout
     hindsight_keep: float = 1.0  # share of a task's lessons that is imitated
 
@@ -114,7 +109,7 @@ class GRPO:
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=recipe.learning_rate, weight_decay=0.0)
         self.schedule = get_scheduler(recipe.lr_schedule, self.optimizer, recipe.warmup_steps, recipe.steps)
-        self.guards = Guards(self.settings.patience, self.settings.until_solved)
+        self.guards = Guards(self.settings.until_solved)
         self.done, self.step, self.best = 0, Step(0, ()), (-1.0, 0)
         self._sync_noise: float | None = None  # what engine and trainer differed by after the last sync
         self._mismatches = 0  # of the tool cache, so far
@@ -125,7 +120,7 @@ class GRPO:
         """Train; the adapter that validation chose lies in the run's adapter/ afterwards.
 
         Returns the best validation success, the kept adapter's step, the number of steps, and why training
-        ended: steps, patience, solved or asked. A checkpoint is kept where it raises TrainingError (a guard)
+        ended: steps, solved or asked. A checkpoint is kept where it raises TrainingError (a guard)
         or TrainingStopped (interrupted).
         """
         recipe, main = self.recipe, rank() == 0
@@ -207,18 +202,14 @@ class GRPO:
 
     def _select(self, asked: Sequence[Task]) -> Selected:
         """This process' share of a step's groups."""
-        settings, share, number = self.settings, len(asked) // world(), self.done + 1
+        share, number = len(asked) // world(), self.done + 1
         seed = self.recipe.seed + 1_000_003 * number
-        extra = int(settings.extra_rollouts * len(asked))  # groups of all processes
         return select(
             asked[rank() * share : (rank() + 1) * share],
             fresh_tasks(self.tasks.values(), [task.id for task in asked], seed)[rank() :: world()],
             partial(self._roll, seed=seed, step=number),
             partial(advantages.teaches_nothing, self.tasks, self.lab.reward, self.recipe),
             self.recipe,
-            extra // world() + (rank() < extra % world()),
-            settings.resample_correct,
-            settings.mask_void,
         )
 
     @contextmanager
@@ -407,21 +398,19 @@ class GRPO:
         if last:
             self.saves.rest()  # an error from here on costs no step
             self.saves.listen()
-        if self.done % self.recipe.val_every == 0 or (last and self.over):
-            return self.validate()
-        # one for a watcher's stop takes no patience from the training that goes on
-        return self.validate(counts=False) if last and self.saves.ending else {}
+        is_due = self.done % self.recipe.val_every == 0 or (last and (self.over or self.saves.ending))
+        return self.validate() if is_due else {}
 
-    def validate(self, counts: bool = True) -> dict[str, float]:
+    def validate(self) -> dict[str, float]:
         """Success on the validation tasks, sampled as in training, and the adapter if it is to be kept: the
         last one within a standard error of the best, as a few tasks cannot tell closer ones apart.
         """
         if not self.validation:
             return {}
-        start, samples = time.monotonic(), self.settings.val_samples
-        roll = partial(self._roll, group_size=samples, seed=self.recipe.seed, step=self.done + 1)
+        start = time.monotonic()
+        roll = partial(self._roll, group_size=1, seed=self.recipe.seed, step=self.done + 1)
         with self.synced():
-            sampled = spread(roll, self.validation, samples)
+            sampled = spread(roll, self.validation)
         if all(t.success is None for t in sampled):
             why = next((t.why for t in sampled if t.why), "their time was up or the engine failed")
             said = f"validation is left out: none of its samples has a verdict ({why[:200]})"
@@ -433,8 +422,6 @@ class GRPO:
         if success >= best - slack:
             on_main_process(lambda: save_adapter(self.model, self.tokenizer, self.run.file("adapter")))
             self.best = (max(best, success), self.done)
-        if counts:
-            self.guards.validated(success > best)
         return metrics.validation_metrics(summary, sampled, time.monotonic() - start)
 
     # ---- what else is asked

@@ -44,7 +44,7 @@ ADAPTER, STATE, BEST = "adapter_model.safetensors", "state.pt", "best"  # in a c
 # recipe keys and settings that may change between two attempts
 _FREE = (
     "run save_every preflight report_to server_urls engine_memory tool_cache shard max_batch micro_batch "
-    "micro_batch_tokens share_prefixes patience trajectory_timeout_s tool_timeout_s gpus"
+    "micro_batch_tokens share_prefixes trajectory_timeout_s tool_timeout_s gpus"
 ).split()
 _ASIDE = "it is kept beside this one, which starts anew"
 

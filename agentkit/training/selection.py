@@ -1,4 +1,4 @@
-"""Which trajectories are trained on: dead groups, GRPO-RoC's resampling, void turns, truncation.
+"""Which trajectories are trained on: dead groups, and truncation.
 
 Pure functions on groups. A group is the scored trajectories of one task at one step. What is left out of the
 loss keeps its reward in the group's mean, and its part in a denominator that counts trajectories; one that
@@ -8,45 +8,17 @@ function that rolls out. Leaves out advantages.
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from agentkit.recipe import Recipe
 from agentkit.records import Group, Task, Trajectory
-from agentkit.trajectories import groups_of, is_truncated, is_void, results_of
+from agentkit.trajectories import groups_of, is_truncated
 
 # tasks, trajectories a task -> scored trajectories, group by group
 Roll = Callable[[Sequence[Task], int], list[Trajectory]]
 IsDead = Callable[[Group], bool]  # whether a group teaches nothing under the estimator in use
-
-
-def penalty(trajectory: Trajectory) -> float:
-    """What GRPO-RoC (arXiv 2508.20722) prefers less of: tool-error ratio plus number of malformed calls."""
-    results = results_of(trajectory)
-    errors = sum(not result.ok for result in results) / max(len(results), 1)
-    return errors + sum(not result.name for result in results)
-
-
-def resample_correct(group: Group, keep: int) -> Group:
-    """GRPO-RoC (rStar2-Agent, arXiv 2508.20722): ``keep`` of a larger group, with its share of positives.
-
-    Positives (right answers) are kept by lowest penalty, so that a right answer after many failed calls is
-    not what is learnt; the others in the order they were sampled, which is random, for mistakes should stay
-    as diverse as they are. Each kind that is there stays. Unscored trajectories fill up only. Samples are
-    numbered anew.
-    """
-    scored = [t for t in group.trajectories if t.reward is not None and t.success is not None]
-    positives = sorted((t for t in scored if t.success == 1.0), key=lambda t: (penalty(t), t.sample))
-    negatives = [t for t in scored if t.success != 1.0]
-    wanted = int(keep * len(positives) / max(len(scored), 1) + 0.5)
-    if positives and negatives and keep > 1:
-        wanted = min(max(wanted, 1), keep - 1)
-    others = keep - min(wanted, len(positives))
-    unscored = [t for t in group.trajectories if t not in scored]
-    first, rest = positives[:wanted] + negatives[:others], positives[wanted:] + negatives[others:] + unscored
-    chosen = (first + rest)[:keep]
-    return Group(group.task_id, tuple(replace(t, sample=i) for i, t in enumerate(chosen)))
 
 
 def replace_dead(
@@ -87,31 +59,21 @@ class Selected:
 
 
 def select(
-    tasks: Sequence[Task],
-    fresh: Sequence[Task],
-    roll_out: Roll,
-    is_dead: IsDead,
-    recipe: Recipe,
-    extra: int,
-    resample: bool = False,
-    without_void: bool = False,
+    tasks: Sequence[Task], fresh: Sequence[Task], roll_out: Roll, is_dead: IsDead, recipe: Recipe
 ) -> Selected:
-    """Sample one step's groups as the recipe asks; ``fresh`` tasks may take a dead group's place, at most
-    ``extra`` groups of them. ``resample`` is GRPO-RoC; ``without_void`` leaves void trajectories out.
+    """Sample one step's groups as the recipe asks; as many groups of ``fresh`` tasks at the most may take a
+    dead one's place.
     """
-    cost = recipe.group_size * (2 if resample else 1)
+    cost = recipe.group_size
 
     def sample(chosen: Sequence[Task]) -> list[Group]:
-        groups = groups_of(roll_out(chosen, cost), cost)
-        if resample:
-            return [resample_correct(group, recipe.group_size) for group in groups]
-        return groups
+        return groups_of(roll_out(chosen, cost), cost)
 
     groups = sample(tasks)
-    budget = extra * cost if recipe.dead_groups == "replace" else 0
+    budget = len(tasks) * cost if recipe.dead_groups == "replace" else 0
     chosen, replaced, extra = replace_dead(groups, fresh, sample, is_dead, budget, cost)
     dropped = [recipe.dead_groups == "drop" and is_dead(group) for group in chosen]
-    out = left_out(chosen, dropped, recipe.mask_truncated, without_void)
+    out = left_out(chosen, dropped, recipe.mask_truncated)
     dead = sum(map(is_dead, chosen))
     counts = {
         "dead": dead,
@@ -124,13 +86,13 @@ def select(
     return Selected([t for group in chosen for t in group.trajectories], out, counts)
 
 
-def left_out(groups: Sequence[Group], dropped: Sequence[bool], truncated: bool, void: bool) -> list[bool]:
+def left_out(groups: Sequence[Group], dropped: Sequence[bool], truncated: bool) -> list[bool]:
     """For each trajectory, group by group, whether the loss leaves it or its group out.
 
-    It does without a reward in any case, ``truncated`` and ``void`` ones where asked.
+    It does without a reward in any case, ``truncated`` ones where asked.
     """
     return [
-        drop or t.reward is None or (void and is_void(t)) or (truncated and is_truncated(t))
+        drop or t.reward is None or (truncated and is_truncated(t))
         for group, drop in zip(groups, dropped, strict=True)
         for t in group.trajectories
     ]

@@ -27,12 +27,12 @@ const OWN_STYLE = `
 
 const COOL = "var(--cool)";
 const WARM = "var(--warm)";
-const ADVANTAGE = (byToken) => (byToken ? "advantage" : "advantage (mean of the trajectory)"); // some estimators give each turn its own
+const ADVANTAGE = "advantage (mean of the trajectory)"; // some estimators give each turn its own
 const CHUNK = 3000; // tokens of one part drawn at once
 const [LEAST, MOST] = [1, 5]; // nats: how unlikely a token is at the full colour, by what the trajectory has
 
 /** The quantities there are values for: name, unit, value by token, the ends of the scale. */
-function quantities(tokens, byToken) {
+function quantities(tokens) {
   const offered = [{ name: "action mask", value: (i) => (tokens.mask[i] ? 1 : null), scale: "mask" }];
   const add = (name, all, scale) => {
     const values = all.map((value, i) => (tokens.mask[i] ? value : null)); // colour says what is trained on
@@ -42,11 +42,7 @@ function quantities(tokens, byToken) {
     offered.push({ name, value: (i) => values[i], scale, most: scale === "low" ? Math.min(Math.max(most, LEAST), MOST) : most });
   };
   add("log-probability at sampling", tokens.old_logprob, "low");
-  add("log-probability now", tokens.logprob, "low");
-  const change = tokens.old_logprob.map((old, i) => (old === null || tokens.logprob[i] === null ? null : tokens.logprob[i] - old));
-  add("change of log-probability", change, "both");
-  add(ADVANTAGE(byToken), tokens.advantage, "both");
-  add("entropy", tokens.entropy, "high");
+  add(ADVANTAGE, tokens.advantage, "both");
   return offered;
 }
 
@@ -65,9 +61,8 @@ function drawLegend(quantity, hasFaults) {
     const colours = scale === "both" ? `rgb(${WARM} / var(--most)), transparent, rgb(${COOL} / var(--most))` : `transparent, rgb(${WARM} / var(--most))`;
     const bar = node("i");
     bar.style.background = `linear-gradient(to right, ${colours})`;
-    const unit = quantity.name.startsWith("advantage") ? "" : " nats";
-    const ends = { low: ["0 (certain)", `${number(-most)} nats or less`], high: ["0", `${number(most)} nats`] };
-    const [left, right] = ends[scale] ?? [number(-most) + unit, signed(most) + unit];
+    const ends = { low: ["0 (certain)", `${number(-most)} nats or less`], both: [number(-most), signed(most)] };
+    const [left, right] = ends[scale];
     legend.append(node("span", "", left, bar, node("span", "", right)));
   }
   legend.append(key("on", "token", "sampled and trained on (mask 1)"), key("", "token", "not trained on (mask 0)"));
@@ -97,13 +92,8 @@ function drawHead(payload) {
   const facts = [
     `${count(tokens.id.length, "token")}: ${prompt} of the prompt, ${trained} sampled and trained on, ${tokens.id.length - prompt - trained} not trained on`,
   ];
-  const average = (name, text) => {
-    const present = tokens[name].filter((value, i) => value !== null && tokens.mask[i]);
-    if (present.length) facts.push(`mean ${text} ${number(mean(present))}`);
-  };
-  average("old_logprob", "log-probability at sampling");
-  average("logprob", "log-probability now");
-  average("entropy", "entropy");
+  const sampled = tokens.old_logprob.filter((value, i) => value !== null && tokens.mask[i]);
+  if (sampled.length) facts.push(`mean log-probability at sampling ${number(mean(sampled))}`);
   const name = [payload.task, payload.policy, `sample ${payload.sample}`];
   if (payload.step !== null) name.push(`step ${payload.step}`);
   const end = `stopped: ${payload.stop.replaceAll("_", " ")} · answer ${payload.answer ?? "(none)"} · reward ${number(payload.reward)}`;
@@ -115,7 +105,7 @@ function drawHead(payload) {
 /** Draw the view into an element. */
 function show(element, payload) {
   const { tokens } = payload;
-  const kinds = quantities(tokens, payload.by_token);
+  const kinds = quantities(tokens);
   const root = makeRoot(element);
   const spans = [];
   let [kind, at] = [kinds[0], -1];
@@ -164,12 +154,9 @@ function show(element, payload) {
     const { mask, source, turn } = { mask: tokens.mask[i], source: tokens.source[i], turn: tokens.turn[i] };
     const facts = [node("code", "", shownText(tokens.text[i])), fact("position", String(i)), fact("id", String(tokens.id[i]))];
     facts.push(fact("source", source + (turn === null ? "" : `, turn ${turn + 1}`)), fact("mask", String(mask)));
-    const [old, now] = [tokens.old_logprob[i], tokens.logprob[i]];
+    const old = tokens.old_logprob[i];
     if (old !== null) facts.push(fact("log-probability at sampling", number(old, 4)));
-    if (now !== null) facts.push(fact("now", number(now, 4)));
-    if (old !== null && now !== null) facts.push(fact("change", signed(now - old, 4)), fact("ratio", number(Math.exp(now - old), 4)));
-    if (tokens.advantage[i] !== null) facts.push(fact(ADVANTAGE(payload.by_token), signed(tokens.advantage[i])));
-    if (tokens.entropy[i] !== null) facts.push(fact("entropy", `${number(tokens.entropy[i])} nats`));
+    if (tokens.advantage[i] !== null) facts.push(fact(ADVANTAGE, signed(tokens.advantage[i])));
     return facts;
   };
   const point = (i) => {
