@@ -1,9 +1,6 @@
 """How often the intervals and tests of a comparison hold, on simulated studies.
 
-    python tests/simulated_statistics.py [--studies 4000] [--seed 1]
-
 Each task has a chance of success of its own, drawn from a beta distribution, and its samples are drawn with it.
-A small part of it is a test (test_statistics).
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +8,6 @@ from functools import partial
 from itertools import product
 
 import numpy as np
-from options import options
 
 from agentkit.evaluation import statistics
 from agentkit.evaluation.sweeps import differences
@@ -74,22 +70,3 @@ def sweeps(studies: int, rng: np.random.Generator, cells: Sequence = SWEEPS) -> 
 def is_shown(tests: int, found: statistics.Estimate) -> bool:
     """Whether a sweep calls this difference better or worse, without its interval, which takes long."""
     return found.p < 0.05 and statistics.dunnett_p(found.mean / found.error, tests, found.freedom) < 0.05
-
-
-TARGETS = {"coverage": coverage, "paired": paired, "sweeps": sweeps}
-
-
-def main() -> None:
-    chosen = options(__doc__, studies=4000, seed=1, only=TARGETS)
-    for name in chosen.only:
-        rng, figures = np.random.default_rng(chosen.seed), []
-        print(f"---- {name}: {TARGETS[name].__doc__}")
-        for cell, figure in TARGETS[name](chosen.studies, rng):
-            print(*cell, np.round(figure, 3), flush=True)
-            figures.append(np.atleast_1d(figure))
-        for column in np.array(figures).T:
-            print(f"   least {column.min():.3f}, most {column.max():.3f}, mean {column.mean():.3f}")
-
-
-if __name__ == "__main__":
-    main()

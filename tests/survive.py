@@ -11,6 +11,7 @@ for seconds), trajectories, the last adapter and the best one.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -24,7 +25,6 @@ from pathlib import Path
 
 import torch
 from labs import lab_with
-from options import options
 
 from agentkit import nano
 from agentkit.recipe import Recipe
@@ -196,7 +196,11 @@ def survive(folder: Path, runs: int, seed: int, kinds: list[str], log=print) -> 
 
 
 def main() -> int:
-    chosen = options(__doc__, runs=50, seed=1, kinds=KINDS)
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--runs", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
+    chosen = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("default")
     import agentkit.training.loop  # noqa: F401 - once, before the forks

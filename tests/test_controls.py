@@ -56,12 +56,12 @@ def stored_in(run: Run, step: int) -> Path:
 def test_tokens_are_counted_over_steps(finished):
     stored = finished.trajectories(1)
     assert token_count(stored) == sum(len(t.prompt_ids) + len(t.completion_ids) for t in stored)
-    assert grpo_tokens(finished, Lab.of(finished).recipe) == 2 * token_count(stored)
+    assert grpo_tokens(finished) == 2 * token_count(stored)
 
 
 def test_a_run_without_training_has_no_compute_to_match(tmp_path):
     with pytest.raises(RunError, match="03_grpo"):
-        grpo_tokens(Run.create(tmp_path / "run"), Recipe())
+        grpo_tokens(Run.create(tmp_path / "run"))
 
 
 def test_up_to_crosses_the_line_once(finished):

@@ -84,7 +84,7 @@ def test_seeds_and_tasks_are_both_random():
     assert same.error == pytest.approx(st.over_tasks(tasks[0]).error)
 
 
-# ---- simulated: tests/simulated_statistics.py has them all
+# ---- simulated
 @pytest.mark.parametrize("cell", [(60, 2, 0.05, 0.3), (60, 4, 0.5, 0.3), (216, 4, 0.95, 0.3)])
 def test_success_intervals_cover(cell):
     ((_, covered),) = simulated.coverage(1000, np.random.default_rng(1), [cell])

@@ -33,8 +33,9 @@ def unpacked(view):
 
 
 # ---- trajectories side by side
-def test_compare_payload():
-    payload = widget(max_samples=2).payload
+def test_compare_payload(monkeypatch):
+    monkeypatch.setattr("agentkit.views.widgets.trajectories.SAMPLES", 2)
+    payload = widget().payload
     assert payload["policies"] == ["sft", "grpo"]
     assert [task["id"] for task in payload["tasks"]] == ["t0", "t1", "t2"]
     assert [task["solved"] for task in payload["tasks"]] == [[False, True], [True, False], [False, False]]

@@ -19,7 +19,7 @@ from agentkit.runs.labfile import lab_digest
 
 STAGES = ("01_tasks", "02_baseline", "03_grpo", "04_diagnostics", "05_compare")
 # keys that say where, how much at once and how safely a stage is executed
-FREE = frozenset("server_urls engine_memory max_batch tool_cache save_every report_to preflight gpus".split())
+FREE = frozenset("server_urls engine_memory max_batch save_every report_to preflight gpus".split())
 
 
 def keys_of(stage: str) -> list[str]:

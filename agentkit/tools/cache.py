@@ -67,8 +67,8 @@ class ToolCache:
                 self.path.chmod(0o600)
         except (OSError, sqlite3.Error) as error:
             raise DataError(
-                f"{self.path} cannot be used as the cache of tools ({error}): remove it, name another file "
-                "(recipe key tool_cache), or switch the cache off (tool_cache: 'off')"
+                f"{self.path} cannot be used as the cache of tools ({error}): remove it, or set "
+                "XDG_CACHE_HOME to another folder"
             ) from None
 
     def __enter__(self) -> Self:

@@ -20,7 +20,7 @@ from agentkit.policies.loading import agent_of, make_policy
 from agentkit.policies.process_group import on_main_process, spread
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
-from agentkit.runs import Recipe, Run, RunError, cost
+from agentkit.runs import Run, RunError, cost
 from agentkit.runs.trajectory_files import count_tokens
 from agentkit.training.sft import WARMUP, demonstrations, fine_tune, right_ones, token_count
 
@@ -31,7 +31,7 @@ SEED_STEP = 1_000_003  # between batches of fresh demonstrations
 HELD = 256  # tasks at the most of which wrong answers are held, too
 
 
-def grpo_tokens(run: Run, recipe: Recipe) -> int:
+def grpo_tokens(run: Run) -> int:
     """Training tokens that a run's GRPO processed. Raises RunError where it stores no trajectories."""
     if not run.steps:
         raise RunError(
@@ -49,7 +49,7 @@ def train_control(name: str, lab: Lab, run: Run, tasks: Sequence[Task]) -> tuple
     imitate.
     """
     recipe = lab.recipe
-    budget = grpo_tokens(run, recipe)
+    budget = grpo_tokens(run)
     agent, tokenizer = agent_of(run, recipe, "sft")
     found = (
         fresh_demonstrations(lab, tasks, tokenizer)

@@ -29,6 +29,7 @@ from agentkit.policies.precision import precision_of
 from agentkit.records import Trajectory
 from agentkit.runs import Recipe, Run, RunError, read_json, write_bytes, write_json, write_trajectories
 from agentkit.runs.children import PARENT, TOKEN, end_all, signals
+from agentkit.runs.run import CONTROL
 from agentkit.runs.topology import CARDS, choose, patience, settled
 from agentkit.training import checkpoint_folders
 from agentkit.training.processes import TrainingStopped
@@ -37,7 +38,6 @@ from agentkit.training.worker import function_of
 JOBS = "agentkit.training.jobs"
 DEMONSTRATIONS = ".demonstrations.parquet"  # in the run's folder, for as long as they are imitated
 LOG = "launch.log"  # in the run's folder: what the processes print
-CONTROL = ("train", ".control")  # in the run's folder: the words stop and checkpoint
 LOOK_S = 0.5  # between two looks at the metrics
 TORCHRUN = """
 import signal

@@ -27,7 +27,7 @@ from agentkit.policies.shards import whole
 from agentkit.records import Task, TrainingError
 from agentkit.runs import Recipe, RunError, read_jsonl, write_json
 from agentkit.runs.children import signals
-from agentkit.runs.run import placed
+from agentkit.runs.run import CONTROL, placed
 from agentkit.training import checkpoint_folders
 from agentkit.training.adapters import replacing, write_adapter
 from agentkit.training.checkpoint_folders import CheckpointError, cut_back, set_aside
@@ -39,11 +39,10 @@ if TYPE_CHECKING:
 
 STAGE = "03_grpo"
 FINISHED = "finished.json"  # in train/, once training came to its end
-CONTROL = ".control"  # in train/: the words stop and checkpoint, written by whoever watches
 ADAPTER, STATE, BEST = "adapter_model.safetensors", "state.pt", "best"  # in a checkpoint
 # recipe keys and settings that may change between two attempts
 _FREE = (
-    "run save_every preflight report_to server_urls engine_memory tool_cache shard max_batch micro_batch "
+    "save_every preflight report_to server_urls engine_memory shard max_batch micro_batch "
     "micro_batch_tokens share_prefixes trajectory_timeout_s tool_timeout_s gpus"
 ).split()
 _ASIDE = "it is kept beside this one, which starts anew"
@@ -190,7 +189,7 @@ class Saves:
         self.ending = "stop" in self._words
 
     def _words_said(self) -> set[str]:
-        file = self._run.file("train", CONTROL)
+        file = self._run.file(*CONTROL)
         if not file.is_file():
             return set()
         began = self._run.manifest["stages"].get(STAGE, {}).get("_clock", 0.0)

@@ -149,7 +149,7 @@ def fine_tune(
         train_dataset=sft_dataset(trajectories),
         processing_class=tokenizer,
         peft_config=None if isinstance(model, PeftModel) else lora(recipe, model),
-        callbacks=[Progress("SFT")],
+        callbacks=[Progress()],
     )
     trainer.remove_callback(PrinterCallback)
     leave_shards(trainer.model)

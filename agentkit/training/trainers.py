@@ -44,16 +44,12 @@ def on_one_card(arguments: Any) -> Any:
 
 
 class Progress(ProgressCallback):
-    """transformers' progress bar over optimiser steps, with a label and the latest loss."""
-
-    def __init__(self, label: str):
-        super().__init__()
-        self._label = label
+    """transformers' progress bar over the steps of SFT, with the latest loss."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         super().on_train_begin(args, state, control, **kwargs)
         if self.training_bar is not None:
-            self.training_bar.set_description(self._label)
+            self.training_bar.set_description("SFT")
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict | None = None, **kwargs: Any) -> None:
         """Show the loss, where transformers prints the whole row."""

@@ -22,7 +22,7 @@ from agentkit.verifiers.numbers import (
 )
 from agentkit.verifiers.pool import Pool
 
-_pool = Pool("algebra.py")
+_pool = Pool()
 _FUNCTIONS = frozenset(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt abs pi min max gcd lcm "
     "mod det infty".split()

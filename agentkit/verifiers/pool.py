@@ -19,6 +19,7 @@ from typing import Any
 
 from agentkit.records import Unscored
 
+SCRIPT = Path(__file__).with_name("isolated") / "algebra.py"
 TIMEOUT_S = 20.0  # of one request, on the wall; a child ends itself after a second of processor time
 START_S = 120.0  # of a child, on a busy machine
 CHILDREN = min(8, os.cpu_count() or 2)
@@ -30,9 +31,9 @@ _ENVIRONMENT = {"PATH": os.defpath, "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}  
 class _Child:
     """A process that checks; it is ready once it has loaded what the checks need."""
 
-    def __init__(self, script: Path):
+    def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-I", str(script)],
+            [sys.executable, "-I", str(SCRIPT)],
             env=_ENVIRONMENT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -85,10 +86,9 @@ class _Child:
 
 
 class Pool:
-    """Children that run one script. Started on first use; safe to call from any thread."""
+    """Children that check algebra. Started on first use; safe to call from any thread."""
 
-    def __init__(self, script: str):
-        self._script = Path(__file__).with_name("isolated") / script
+    def __init__(self) -> None:
         self._reset()
         os.register_at_fork(after_in_child=self._reset)  # a forked trainer must not share children
 
@@ -118,7 +118,7 @@ class Pool:
         if child.ready():
             self._idle.append(child)
         else:  # two in its place where it was the only one: the next check that is killed finds a warm one
-            self._idle[:0] = [_Child(self._script) for _ in range(max(1, SPARES - len(self._idle)))]
+            self._idle[:0] = [_Child() for _ in range(max(1, SPARES - len(self._idle)))]
 
     def _borrowed(self) -> _Child:
         """An idle child that is ready, or a new one."""
@@ -128,7 +128,7 @@ class Pool:
                 if child.ready():  # it may have died
                     return child
                 child.kill()
-        child = _Child(self._script)
+        child = _Child()
         if child.ready():
             return child
         child.kill()

@@ -2,8 +2,7 @@
 
     python -m tests.benchmarks.alarms
 
-prints the table of docs/alarms.md. No threshold was set on its runs. Leaves out real trainings
-(tests/planted.py).
+prints the table of docs/alarms.md. No threshold was set on its runs. Leaves out real trainings.
 """
 
 from collections.abc import Iterable, Sequence

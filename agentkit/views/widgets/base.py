@@ -105,21 +105,19 @@ def task_fields(task: Task) -> dict[str, str]:
     return fields | {"prompt": clip(task.prompt), "answer": clip(task.answer)}
 
 
-def trajectory_fields(
-    trajectory: Trajectory, states: Sequence[dict | None] = (), limit: int = TEXT_LIMIT
-) -> dict[str, Any]:
+def trajectory_fields(trajectory: Trajectory, states: Sequence[dict | None]) -> dict[str, Any]:
     """What a view says about a trajectory, turn by turn, with the states (states) after its turns."""
-    turns = [_turn(turn, None, limit) for turn in trajectory.turns[:-1]]
-    turns += [_turn(turn, trajectory.answer, limit) for turn in trajectory.turns[-1:]]
+    turns = [_turn(turn, None) for turn in trajectory.turns[:-1]]
+    turns += [_turn(turn, trajectory.answer) for turn in trajectory.turns[-1:]]
     for turn, state in zip(turns, states, strict=False):
         turn |= {"state": state} if state else {}
     return {
         "sample": trajectory.sample,
         "turns": turns,
         "stop": trajectory.stop_reason.value,
-        "answer": None if trajectory.answer is None else clip(trajectory.answer, limit),
+        "answer": None if trajectory.answer is None else clip(trajectory.answer),
         "right": None if trajectory.success is None else trajectory.success == 1.0,
-        "why": clip(trajectory.why, limit),
+        "why": clip(trajectory.why),
         "reward": number(trajectory.reward),
         "advantage": number(trajectory.advantage),
         "components": [[name, number(value)] for name, value in trajectory.components.items()],
@@ -127,12 +125,12 @@ def trajectory_fields(
     }
 
 
-def _turn(turn: Turn, answer: str | None, limit: int) -> dict[str, Any]:
+def _turn(turn: Turn, answer: str | None) -> dict[str, Any]:
     """A turn and its actions, by which turns differ: the calls it made, else its answer, else its text."""
-    calls = [clip(_call(result), limit) for result in turn.results]
+    calls = [clip(_call(result)) for result in turn.results]
     words = turn.text.strip() if answer is None else f"answer: {answer}"
-    results = [[clip(result.observation, limit), result.ok] for result in turn.results]
-    return {"text": clip(turn.text, limit), "actions": calls or [clip(words, limit)], "results": results}
+    results = [[clip(result.observation), result.ok] for result in turn.results]
+    return {"text": clip(turn.text), "actions": calls or [clip(words)], "results": results}
 
 
 def _call(result: ToolResult) -> str:

@@ -26,10 +26,10 @@ from agentkit.recipe import Recipe
 from agentkit.records import Task, Trajectory
 from agentkit.runs import Run, RunError, append_to, cost, write_bytes
 from agentkit.runs.files import step_of, steps
+from agentkit.runs.run import CONTROL
 from agentkit.views import plots
 from agentkit.views.widgets.base import clip
 
-CONTROL = ("train", ".control")  # in a run: the words that a training looks for after every step
 WORDS = {"checkpoint": "Save a checkpoint", "stop": "Stop after this step"}
 SHARE = 0.015  # of a training's time that redrawing may take
 LISTED = 8  # alarms in the panel, the latest first

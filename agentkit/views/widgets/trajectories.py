@@ -22,6 +22,7 @@ from agentkit.trajectories import by_task, results_of
 from agentkit.views.widgets.base import LiveView, View, packed, task_fields, trajectory_fields
 from agentkit.views.widgets.states import States
 
+SAMPLES = 4  # of a task and policy that are shown; all are counted
 BLOCK = 20  # tasks that a browser unpacks together
 NOTES = (
     "notes.jsonl"  # in the run: a line for each change, the newest of a task counts; empty text takes it back
@@ -87,7 +88,6 @@ def compare_trajectories(
     *,
     run: Run | None = None,
     environments: Mapping[str, Callable[[], object]] | None = None,
-    max_samples: int = 4,
 ) -> CompareWidget:
     """Page through tasks with each policy's trajectories side by side.
 
@@ -97,7 +97,6 @@ def compare_trajectories(
         run: where notes are; those it has are shown, and the live view adds to them.
         environments: by family, as ``lab.environments``: those with ``render`` show their state after each
             turn. By default those of the run's lab, or none.
-        max_samples: samples of a task and policy that are kept; all of them are counted.
 
     Raises:
         ValueError: there is no policy, no trajectory, or a trajectory's task is not in ``tasks``.
@@ -114,7 +113,7 @@ def compare_trajectories(
     if environments is None and run is not None:
         environments = Lab.of(run).environments
     states, own = States(environments), list(samples.values())
-    rows = [_task(task, own, max_samples, states) for task in tasks.values() if task.id in covered]
+    rows = [_task(task, own, states) for task in tasks.values() if task.id in covered]
     payload = {"key": _key(list(policies), rows, run), "policies": list(policies), "tasks": rows}
     return CompareWidget(payload | {"notes": note_rows(run) if run else []}, run)
 
@@ -126,14 +125,12 @@ def _key(policies: list[str], rows: list[dict[str, Any]], run: Run | None) -> st
     return hashlib.sha256(json.dumps(names).encode("ascii")).hexdigest()[:16]
 
 
-def _task(
-    task: Task, policies: list[dict[str, list[Trajectory]]], limit: int, states: States
-) -> dict[str, Any]:
+def _task(task: Task, policies: list[dict[str, list[Trajectory]]], states: States) -> dict[str, Any]:
     columns, solved, trajectories = [], [], []
     for policy in policies:
         samples = policy.get(task.id, [])
         trajectories += samples
-        shown = sorted(samples, key=lambda t: t.sample)[:limit]
+        shown = sorted(samples, key=lambda t: t.sample)[:SAMPLES]
         fields = [trajectory_fields(t, states.after_turns(task, t)) for t in shown]
         scored = [t.success for t in samples if t.success is not None]
         counts = {"count": len(samples), "scored": len(scored), "right": scored.count(1.0)}
