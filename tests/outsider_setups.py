@@ -122,11 +122,6 @@ def without_plans(tasks: list[Task]) -> list[Task]:
     return [replace(task, meta={}) for task in tasks]
 
 
-def as_exported(tasks: list[Task]) -> list[Task]:
-    """Gold answers in the format of the data base they came from, which no question asks for."""
-    return [replace(task, answer=f"EUR {task.answer}.00", meta={}) for task in tasks]
-
-
 def half_unpriced(tasks: list[Task]) -> list[Task]:
     """The gold answer of every second task is what the export writes for a missing value."""
     return [replace(task, answer="n/a", meta={}) if n % 2 else task for n, task in enumerate(tasks)]
@@ -163,19 +158,6 @@ _SEARCH = "        text = search_passages"
 _REWARDS = "rewards = {}"
 _JUDGED = "    return float(answer.strip() == gold)"
 _LENGTH = 'len(task.meta["plan"]) != 3'
-CODES = {
-    f"Alloy{n}": code for n, code in enumerate(a + b for a in ("Ar", "AR", "aR", "ar") for b in "ABCDEFGHIJ")
-}
-_CODED = (
-    ("families = {", f"CODES = {CODES!r}\n\n\nfamilies = {{"),
-    (_SEARCH, '        if query.split()[-1] in CODES:\n            return f"[1] The symbol of {query.split()[-1]} is {CODES[query.split()[-1]]}."\n' + _SEARCH),
-    ("    task = lookup.draft", """    item = rng.choice(sorted(CODES))
-    plan = [{"tool": "search", "arguments": {"query": f"symbol of {item}"}, "expect": CODES[item]}]
-    return Task("", f"What is the symbol of {item}?", CODES[item], "amount", meta={"plan": plan, "entities": [item]})
-    task = lookup.draft"""),
-    ("import Family, ", "import Family, Task, "),
-    (_JUDGED, "    return float(answer.strip().lower() == gold.lower())"),
-)  # fmt: skip
 _BETTER = """class Register:
     def search(self, query: str) -> str:
         \"\"\"Search facts.

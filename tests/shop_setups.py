@@ -30,7 +30,6 @@ _SIGNS = '[("plus", "+"), ("minus", "-"), ("times", "*")]'
 _STEPS = "    plan = [  # how"
 _PROMPT = '        prompt=f"What is the price of {first} {word} the price of {second}?",'
 _PLANNED = '        {"tool": "calculator", "arguments": {"expression": f"{{0}} {sign} {{1}}"}},  # {0}: the first value\n'
-_SECOND = '        {"tool": "search", "arguments": {"query": f"price of {second}"}, "expect": str(PRICES[second])},\n'
 _CLASS = "class Shop:"
 
 
@@ -47,16 +46,6 @@ def renamed(tasks: list[Task]) -> list[Task]:
     plans = [[{**s, "arguments": {"q": s["arguments"]["query"]}} if "query" in s["arguments"] else s
               for s in t.meta["plan"]] for t in tasks]  # fmt: skip
     return [replace(t, meta=t.meta | {"plan": plan}) for t, plan in zip(tasks, plans, strict=True)]
-
-
-def twice(tasks: list[Task], answer=lambda gold: gold + "0") -> list[Task]:
-    """Each question comes from two files that disagree about its answer."""
-    return [replace(t, answer=a, meta={}) for t in tasks for a in (t.answer, answer(t.answer))]
-
-
-def unfilled(tasks: list[Task]) -> list[Task]:
-    """The f before the string was forgotten."""
-    return [replace(t, prompt="What is the price of {first} {word} the price of {second}?") for t in tasks]
 
 
 def one_row(tasks: list[Task]) -> list[Task]:

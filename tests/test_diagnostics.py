@@ -35,8 +35,6 @@ from agentkit.records import Score, StopReason, Task, ToolResult, Trajectory, Tu
 from agentkit.runs import Run, write_jsonl
 from agentkit.runs.logs import read_log
 
-COMPONENTS = {"correctness": 1.0, "format": 1.0}
-
 
 def rollout(task: str, sample: int, success: float, **changed) -> Trajectory:
     call = ToolResult("search", {"query": task}, f"{task} is 7.", True, 0.1)

@@ -35,19 +35,6 @@ SMALL = {
     "preflight": "off", "controls": "rft",
 }  # fmt: skip
 
-CELL = """
-import sys
-from agentkit import Lab
-from agentkit.records import AgentkitError
-from agentkit.runs import Recipe, Run, read_json
-from agentkit.training.launch import Work
-
-try:
-    recipe = Recipe.from_mapping(read_json(sys.argv[1]))
-    print(Work(Lab.open(recipe), Run(sys.argv[2])).train())
-except AgentkitError as error:
-    sys.exit(f"{type(error).__name__}: {error}")
-"""
 WHO = {  # what a command line says
     "kernel": r"ipykernel_launcher|Work\(Lab",
     "command": r"agentkit\.cli run",

@@ -311,8 +311,3 @@ def test_a_plan_leaves_the_model_as_it_is(tokenizer):
     memory.plan(Recipe.from_mapping({"model": "nano"}), torch.float32, model.config, "cpu")
     assert (model.config.to_dict(), model.config._attn_implementation) == before
     TransformersPolicy(model, tokenizer).close()
-
-
-@pytest.fixture
-def tiny_config():
-    return Qwen3Config(vocab_size=8000, **SHAPE)

@@ -53,7 +53,6 @@ LIMITS = Limits(max_turns=4, max_turn_tokens=40)
 SEED_TASK = Task("t", "", "")
 START_S = 400.0  # servers on a busy machine
 RANK = 4
-PROMPTS = torch.randint(5, 500, (4, 64), generator=torch.Generator().manual_seed(3)).tolist()
 
 
 @pytest.fixture(scope="module", autouse=True)

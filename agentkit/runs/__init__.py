@@ -16,7 +16,6 @@ from agentkit.runs.files import (
     read_json,
     read_jsonl,
     read_rows,
-    read_text,
     user_cache,
     write_bytes,
     write_json,
@@ -24,22 +23,21 @@ from agentkit.runs.files import (
     write_table,
     writing,
 )
-from agentkit.runs.run import Run, check_name, git_state, load_run, secure, versions, with_progress
+from agentkit.runs.run import Run, check_name, load_run, secure, versions, with_progress
 from agentkit.runs.schemas import SPLITS, fault
 from agentkit.runs.trajectory_files import (
     read_tasks,
     read_trajectories,
     task_problem,
-    trajectory_from,
     write_tasks,
     write_trajectories,
 )
 
 __all__ = [
     "Recipe", "RecipeError", "Run", "RunError", "SPLITS", "append_jsonl", "append_to", "check_name",
-    "cut_jsonl", "digest", "encode_json", "fault", "find_file", "git_state",
+    "cut_jsonl", "digest", "encode_json", "fault", "find_file",
     "load_run", "numbered_rows", "parse_json", "project_root", "read_json", "read_jsonl",
-    "read_recipe", "read_rows", "read_tasks", "read_text", "read_trajectories", "secure",
-    "task_problem", "trajectory_from", "user_cache", "versions", "with_progress", "write_bytes", "write_json",
+    "read_recipe", "read_rows", "read_tasks", "read_trajectories", "secure",
+    "task_problem", "user_cache", "versions", "with_progress", "write_bytes", "write_json",
     "write_jsonl", "write_table", "write_tasks", "write_trajectories", "writing",
 ]  # fmt: skip

@@ -131,11 +131,6 @@ def _read_bytes(path: Path) -> bytes:
         ) from None
 
 
-def read_text(path: str | Path) -> str:
-    """The text of a file, what is no UTF-8 replaced. Raises RunError where it cannot be read."""
-    return _read_bytes(Path(path)).decode("utf-8", "replace")
-
-
 def encode_json(value: Any, indent: int | None = None) -> bytes:
     """JSON as UTF-8 with a line end; text with lone surrogates, which UTF-8 lacks, is escaped."""
     try:

@@ -19,10 +19,10 @@ from agentkit.verifiers.numbers import numeric, parse_number
 from agentkit.verifiers.patterns import regex
 from agentkit.verifiers.programs import code
 from agentkit.verifiers.protocol import MAX_ANSWER, MAX_CODE, asks_for_answer, final_answer
-from agentkit.verifiers.words import exact, gaia_equal, normalize, squad_normalize
+from agentkit.verifiers.words import exact, gaia_equal, normalize
 
 __all__ = [
     "KINDS", "MAX_ANSWER", "MAX_CODE", "SHIPPED", "answer_of", "asks_for_answer", "check", "code", "exact",
     "final_answer", "gaia_equal", "judge", "looks_at_calls", "normalize", "numeric", "parse_number",
-    "reads_by_protocol", "regex", "register", "squad_normalize", "symbolic", "verify",
+    "reads_by_protocol", "regex", "register", "symbolic", "verify",
 ]  # fmt: skip
