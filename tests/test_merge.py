@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import resource
 import shutil
 
@@ -188,7 +187,6 @@ def test_without_an_adapter_or_trajectories_it_says_which_notebook_is_missing(tm
 
 
 DAMAGES = {
-    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
     "torn": lambda path: path.write_bytes(path.read_bytes()[:500]),
     "text": lambda path: path.write_text("{"),
 }
@@ -245,7 +243,7 @@ def test_a_full_disk_leaves_no_half_model(trained, tmp_path, capsys):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     told = capsys.readouterr().err.splitlines()[-1]
-    assert told.startswith(f"agentkit: {run.file('merged')} cannot be written (") and "Make room" in told
+    assert told.startswith(f"agentkit: {run.file('merged')} cannot be written (") and "make room" in told
     assert not list(run.path.glob("*merged*"))
 
 

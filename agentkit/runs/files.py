@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -64,7 +65,7 @@ def writing(path: Path) -> Iterator[None]:
     except AgentkitError:
         raise
     except Exception as error:  # libraries have errors of their own for a full disk
-        if not isinstance(error, OSError) and "No space left" not in str(error):
+        if not isinstance(error, OSError) and not re.search("os error|No space left", str(error)):
             raise
         why = " ".join(str(getattr(error, "strerror", None) or error).split())[:200]
         way = "make room there, or name another folder; the same command goes on from what is kept"
