@@ -129,7 +129,7 @@ def new_command(
     """Write params/NAME.yaml, NAME-real.yaml and labs/NAME.py: recipes and a lab file of your own, to run.
 
     Args:
-        name: of these files
+        name: what these files are called
         notebooks: also copy the notebooks and recipes that ship into this folder
     """
     from agentkit.runs.labfile import new_lab
@@ -194,7 +194,7 @@ def sweep_command(
     dry_run: bool = False,
     as_json: Json = False,
 ) -> int:
-    """Arms x seeds, each cell an ordinary run, then notebook 06; exit status 1 where a cell failed.
+    """Arms x seeds, each cell an ordinary run, then notebook 06; exit status 1 if a cell failed.
 
     Args:
         run: the sweep's folder, such as outputs/sweep-a
@@ -233,7 +233,7 @@ def _compare_arms(run: Run, as_json: bool) -> int:
 def preflight_command(
     recipe: RecipeFile, *, run: OptionalRun = None, changes: Changes = (), as_json: Json = False
 ) -> int:
-    """Is a run worth starting? From some rollouts; exit status 1 where not.
+    """Is a run worth starting? Some rollouts tell; exit status 1 if not.
 
     Args:
         run: a run whose tasks and cold start are used
@@ -263,7 +263,7 @@ def cost_command(
 
     Args:
         run: a run of this recipe
-        prices: by default params/prices.yaml
+        prices: a file of prices and rates; by default params/prices.yaml
     """
     from agentkit.runs import cost
     from agentkit.training import memory
@@ -294,7 +294,7 @@ def report_command(run: RunFolder, *, out: OptionalFile = None, as_json: Json = 
     """A run's card, and its notebooks as pages beside it: HTML that opens offline, secrets masked.
 
     Args:
-        out: by default report.html in the run
+        out: where the card goes; by default report.html in the run
     """
     from agentkit.views.card import write_report
 
@@ -309,7 +309,7 @@ def alarms_command(
     column: Annotated[tuple[str, ...], UseAppendAction, arg(metavar="OURS=THEIRS")] = (),
     as_json: Json = False,
 ) -> int:
-    """What went wrong in a training, which may be another trainer's.
+    """What went wrong in a training: a run here, or a log of TRL.
 
     Args:
         run: the run folder, such as outputs/a, or a log of TRL: trainer_state.json, JSON, JSONL or CSV
@@ -391,7 +391,7 @@ def audit_command(
     lab: OptionalFile = None,
     as_json: Json = False,
 ) -> int:
-    """Does every verifier tell right from wrong? Exit status 1 where not.
+    """Does every verifier tell right from wrong? Exit status 1 if not.
 
     Args:
         suite: a tasks.jsonl, or the run folder that holds one
@@ -436,8 +436,8 @@ def gaia_command(
 
     Args:
         file: a folder with GAIA's files; by default it is loaded from the hub, which needs its terms accepted
-        policies: of the run, the baseline first: base, sft, grpo or a control
-        levels: of difficulty
+        policies: what is measured, the baseline first: base, sft, grpo or a control
+        levels: levels of difficulty
         limit: measure at most that many tasks
     """
     from agentkit.lab import Lab
@@ -459,7 +459,7 @@ def doctor_command(*, recipe: OptionalFile = None, as_json: Json = False) -> int
     """What this machine has: sandbox, engines, GPUs and who would use them; what each gap costs.
 
     Args:
-        recipe: whose processes and servers the GPUs are dealt to
+        recipe: whose processes the GPUs are dealt to
     """
     from agentkit import doctor
 
@@ -485,9 +485,9 @@ def serve_command(
     Args:
         model: nano, a model folder or a hub name
         merge: merge an adapter folder in
-        host: keep it private, for whoever reaches the server can change its weights
-        port: on which it listens
-        lora_rank: of the adapters that a training hands over; the recipe's lora_r
+        host: the address it listens on; keep it private, for whoever reaches the server can change its weights
+        port: the port it listens on
+        lora_rank: the largest rank of the adapters that a training hands over; the recipe's lora_r
         max_length: prompt and completion tokens at most
         memory: share of the GPU's memory
         gpu: the card it takes, from 0; without it all servers take the first
