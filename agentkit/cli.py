@@ -485,7 +485,7 @@ def serve_command(
     Args:
         model: nano, a model folder or a hub name
         merge: merge an adapter folder in
-        host: the address it listens on; keep it private, for whoever reaches the server can change its weights
+        host: where it listens; keep it private, for whoever reaches the server can change its weights
         port: the port it listens on
         lora_rank: the largest rank of the adapters that a training hands over; the recipe's lora_r
         max_length: prompt and completion tokens at most
