@@ -18,7 +18,7 @@ from agentkit.evaluation.statistics import ALPHA, SEEDS, Estimate
 from agentkit.evaluation.summary import Values, rates, same_tasks, summarize, values_of
 from agentkit.recipe import Recipe
 from agentkit.records import RunError, Trajectory
-from agentkit.runs import Run, with_progress
+from agentkit.runs import Run, cost, with_progress
 from agentkit.runs.sweep import Sweep
 from agentkit.trajectories import UNKNOWN_TOOL
 
@@ -144,10 +144,10 @@ class Ablation:
     @cached_property
     def arms(self) -> dict[str, dict[str, Any]]:
         """Each arm's entry of ablations.json."""
-        same = ("success", "ci95", "turns", "tool_failure_rate", "tokens", "by_category", "by_difficulty")
+        same = ("success", "ci95", "turns", "tool_failure_rate", "tokens")
         return {
             name: {key: entry[key] for key in same}
-            | {"n_tasks": entry["n"], "seeds": sorted(self.runs[name]), "by_seed": entry["seeds"]}
+            | {"n_tasks": entry["n"], "seeds": sorted(self.runs[name])}
             | self._training_of(name)
             for name, entry in self.summaries.items()
         }
@@ -240,10 +240,8 @@ def _slim(trajectory: Trajectory) -> Trajectory:
 
 
 def _with_tokens(run: Run) -> pd.DataFrame:
-    metrics, recipe = run.metrics, Recipe.of(run)
-    batch = recipe.prompts_per_step * recipe.group_size
-    sampled = metrics["rollout_seconds"].notna()  # other rows are validation, or train on the same rollouts
-    rollouts = sampled * (batch + metrics["extra_rollouts"].fillna(0))
+    metrics = run.metrics
+    rollouts = cost.sampled(metrics, Recipe.of(run))
     tokens = (rollouts * metrics["completion_tokens"].fillna(0)).cumsum() / 1e6
     return metrics.assign(rollouts=rollouts, million_tokens=tokens)
 

@@ -105,7 +105,7 @@ def _recipe(run: Run) -> list[Any]:
     rows = [
         [name, str(value), keys[name].description if name in keys else ""]
         for name, value in used.items()
-        if name != "run" and (name not in keys or value != keys[name].default)
+        if name not in keys or value != keys[name].default
     ]
     return [html.table(["key", "value", "meaning"], rows, "Keys that differ from the defaults")]
 
