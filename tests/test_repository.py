@@ -464,7 +464,7 @@ def test_ruff_has_nothing_to_say(command):
 
 
 # ---- size
-CEILING = 16_800  # statements of the package; the issues that make it small lower it to 14,000
+CEILING = 16_700  # statements of the package; the issues that make it small lower it to 14,000
 
 
 def test_the_package_stays_under_its_ceiling():
