@@ -21,7 +21,7 @@ def check(design: Design) -> None:
     labs = {name: _lab(name, arm) for name, arm in design.arms.items()}
     suites: dict[Any, str] = {}
     for name, arm in design.arms.items():
-        prompt = [getattr(arm.recipe, key) for key in _PROMPT] if arm.recipe.max_prompt_tokens else []
+        prompt = [str(getattr(arm.recipe, key)) for key in _PROMPT] if arm.recipe.max_prompt_tokens else []
         suites.setdefault((arm.keys()[0], *prompt), name)
     first, *others = suites.values()
     asked = _test_ids(first, labs[first]) if others else set()  # built only where they might differ
