@@ -20,9 +20,12 @@ from agentkit.records import RecipeError, RunError
 from agentkit.runs.children import CELL, PARENT
 from agentkit.runs.topology import CARDS
 
-_SETTINGS = {  # tell nobody; leave CUDA_VISIBLE_DEVICES alone without GPUs; give a busy machine time
+# tell nobody; leave CUDA_VISIBLE_DEVICES alone without GPUs; let cells run as any process does, where Ray's
+# own niceness of 15 starves them beside others; give a busy machine time
+_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",
     "RAY_raylet_start_wait_time_s": "120",
 }
 STOP_S = 600.0  # for cells that are told to stop: a training ends its step and writes a checkpoint
