@@ -31,7 +31,6 @@ SLOWEST = (  # files that take a minute or more, the longest first; of what is n
     "test_notebooks", "test_commands", "test_sweep", "test_jupyterlab", "test_own_work", "test_kills",
     "test_launch", "test_cards", "test_shard", "test_real_recipes", "test_memory", "test_hindsight", "test_image",
     "test_tcr", "test_vllm", "test_autopsies", "test_ordebug", "test_unsloth", "test_gpu_script", "test_drawing",
-    "test_slots",
 )  # fmt: skip
 
 
