@@ -270,18 +270,21 @@ def cost_command(
 
     values, listed = _recipe(recipe, changes), cost.read_prices(prices)
     rates, spent = listed.rates_of(values), cost.actual(load_run(run)) if run else None
-    seconds = cost.forecast(values, rates)
+    seconds = cost.planned(values, listed)
+    total = {name: sum(phases.values()) for name, phases in seconds.items()}
     try:
         planned, why = memory.table(memory.plan(values)), ""
     except RecipeError as error:
         planned, why = None, str(error)
-    tables = [cost.table(seconds, listed, rates.device, spent), *([] if planned is None else [planned])]
+    columns = seconds if spent is None else seconds | {"taken": spent}
+    tables = [cost.table(columns, listed, rates.device), *([] if planned is None else [planned])]
     value = {
-        "device_seconds": seconds,
+        "device_seconds": seconds["planned"],
+        "range_seconds": [total["at least"], total["at most"]],
         "taken": spent,
         "rates": dataclasses.asdict(rates),
         "currency": listed.currency,
-        "money": {name: sum(seconds.values()) / 3600 * price for name, price in listed.providers.items()}
+        "money": {name: total["planned"] / 3600 * price for name, price in listed.providers.items()}
         if rates.device == "GPU"
         else {},
         "memory": [] if planned is None else planned.to_dict("records"),

@@ -1,6 +1,7 @@
 """What a recipe will take and what a run took."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,18 +61,34 @@ def test_forecast_by_hand():
     assert list(seconds.values()) == [420 * 0.25 + 60 * 3, 80, 20, 180, 180, 100]
 
 
-def test_the_table_of_the_document():
-    """500 tasks, 8 rollouts, 5 epochs at the document's rates: 42 GPU-hours of rollouts, 3 of updates; $0.74
-    to $1.64 an hour.
-    """
+def test_a_model_that_was_never_measured_is_estimated_by_a_roofline():
     prices = read_prices(PRICES)
-    recipe = {"n_tasks": 714, "steps": 2500, "prompts_per_step": 1, "group_size": 8, "val_every": 500}
-    recipe = Recipe.from_mapping(recipe | {"model": "some-3b"})
-    seconds = forecast(recipe, prices.rates_of(recipe))
-    assert counts(recipe)["rollouts"] == 500 * 8 * 5
-    shown = table(seconds, prices).set_index("device time")["planned"]
-    assert shown["Rollout generation"] == "41.7 h" and shown["GRPO training updates"] == "3.0 h"
-    money = table({PHASES[1]: 55 * 3600.0}, prices).set_index("device time")["planned"][7:]
+    recipe = Recipe.from_mapping(SMALL | {"model": "some-2B-it", "max_tokens": 4096, "max_batch": 8})
+    rates = prices.rates_of(recipe)  # A100: 312 TFLOP/s, 2.04 TB/s; likely: 1,024 + 1,024 tokens
+    update = 6 * 2e9 * 2048 / (0.22 * 312e12)
+    step = (2 * 2e9 + 4 * 1536 * 100e3) / (0.6 * 2.04e12) + 0.005  # of the 4 rows of a batch
+    assert rates.update == rates.demonstration == pytest.approx(update)
+    assert rates.rollout == pytest.approx(1024 * step / 4 + update / 3)
+    assert rates.evaluation < rates.rollout, "8 rows share the reading of the weights"
+    fast, slow = (prices.rates_of(recipe, case) for case in ("fast", "slow"))
+    assert fast.rollout < rates.rollout < slow.rollout and fast.update < rates.update < slow.update
+    assert "not measured" in rates.source and "2 billion parameters on one A100" in rates.source
+
+
+def test_the_range_holds_what_was_measured_on_a_gpu():
+    """docs/gpu.md: eight trajectories of 2,048 tokens after 1,024 at a 4B shape took one H200 2.69 s."""
+    prices = replace(read_prices(PRICES), device="H200")
+    recipe = Recipe.from_mapping(SMALL | {"model": "Qwen/Qwen3-4B-Instruct-2507", "max_tokens": 8192})
+    per_token = {case: prices.rates_of(recipe, case).update / (1024 + share * 8192)
+                 for case, share in {"fast": 0.125, "likely": 0.25, "slow": 0.5}.items()}  # fmt: skip
+    assert per_token["fast"] < 2.69 / (8 * 3072) < per_token["slow"]
+    assert per_token["likely"] == pytest.approx(2.69 / (8 * 3072), rel=0.1)
+
+
+def test_money_is_hours_at_a_price():
+    prices = read_prices(PRICES)
+    money = table({"planned": {**dict.fromkeys(PHASES, 0.0), PHASES[1]: 55 * 3600.0}}, prices)
+    money = money.set_index("device time")["planned"][7:]
     assert list(money) == ["$40.70", "$60.50", "$90.20", "$0.00"] and "RunPod spot, $0.74 an hour" in money
 
 
@@ -113,9 +130,9 @@ def test_calls_that_are_repeated_make_trajectories_longer():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"rates": {"nano": {}}}, "rates.nano|lacks"),
-        ({"rates": {}}, "no default rates"),
-        ({"rates": 3}, "rates is 3"),
+        ({"measured": {"nano": {}}}, "measured.nano|lacks"),
+        ({"models": {}}, "models has no default"),
+        ({"device": "B300"}, "devices has no B300"),
         ({"providers": {"Here": "much"}}, "providers.Here is 'much'"),
     ],
 )
@@ -131,11 +148,13 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)  # agentkit's own prices are found from anywhere
     assert main(["cost", str(plan)]) == 0
     told = capsys.readouterr().out
-    assert "Run total" in told and "RunPod spot, $0.74 an hour" in told
+    assert "Run total" in told and "RunPod spot, $0.74 an hour" in told and "not measured" in told
     assert main(["cost", str(plan), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     total = sum(found["device_seconds"].values())
     assert list(found["device_seconds"]) == list(PHASES)
+    least, most = found["range_seconds"]
+    assert 3600 < least < total < most < 24 * 3600, "hours for a 3B on 22,400 trajectories, not days"
     assert found["money"]["Lambda Labs"] == pytest.approx(total / 3600 * 1.10)
     run = small_run(tmp_path / "a")
     assert main(["cost", str(PRICES.parent / "nano.yaml"), "--run", str(run.path)]) == 0

@@ -519,7 +519,7 @@ def test_the_forecast_is_of_the_whole_run_and_of_what_is_done_already(tmp_path):
     fewer = forecast(Recipe(steps=50, val_every=10**5), 0.05, 0.01, n_test=18, run=run)  # not in the manifest
     assert fewer.values["phases"][phases[1]] == pytest.approx(plain.values["phases"][phases[1]] / 4)
     assert fewer.values["phases"][phases[3]] < known.values["phases"][phases[3]]
-    rates = cost.read_prices().rates["nano"]
+    rates = cost.read_prices().measured["nano"]
     assert plain.values["phases"][phases[5]] == pytest.approx(recipe.n_tasks * rates.task + rates.other)
     low, high = known.values["interval"]
     assert low < known.values["total_seconds"] < high and "[" in known.finding

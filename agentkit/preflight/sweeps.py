@@ -51,11 +51,12 @@ def _test_ids(arm: str, lab: Lab) -> set[str]:
 def dry_run(design: Design, sweep: Sweep) -> dict[str, Any]:
     """What is to be made, in order, and the hours and money that it takes."""
     sweep.check(design)  # raises where an arm has changed
-    prices = cost.read_prices()
-    rates = prices.rates_of(design.arms[design.against].recipe)
+    prices, recipe = cost.read_prices(), design.arms[design.against].recipe
+    rates = prices.rates_of(recipe)
     todo = [cell for cell in plan(design, sweep.folder).values() if not cell.is_done()]
     seconds = {cell.name: round(_seconds(cell, rates)) for cell in todo}
     hours = sum(seconds.values()) / 3600
+    total = {name: sum(phases.values()) for name, phases in cost.planned(recipe, prices).items()}
     rented = prices.providers if rates.device == "GPU" else {}
     return {
         "question": design.file.question,
@@ -65,6 +66,7 @@ def dry_run(design: Design, sweep: Sweep) -> dict[str, Any]:
         "make": {cell.name: STAGES[len(cell.keys) - 1] for cell in todo},
         "seconds": seconds,
         "device_hours": hours,
+        "range_hours": [hours * total[name] / total["planned"] for name in ("at least", "at most")],
         "money": {name: round(hours * price, 2) for name, price in rented.items()},
         "currency": prices.currency,
         "rates": rates.source,
@@ -83,13 +85,14 @@ def as_text(plan: dict[str, Any]) -> str:
     arms = [f"{name}: {', '.join(f'{k} {v}' for k, v in own.items())}" for name, own in plan["arms"].items()]
     cells = [name for name in plan["make"] if not name.startswith("shared/")]
     shared = [f"{name} ({last})" for name, last in plan["make"].items() if name.startswith("shared/")]
+    least, most = map(cost.hours, plan["range_hours"])
     lines = [
         plan["question"],
         *arms,
         f"against: {plan['against']}; seeds: {', '.join(map(str, plan['seeds']))}",
         f"made once: {', '.join(shared) or 'nothing'}",
         f"{len(cells)} cells to run, in this order: {', '.join(cells)}" if cells else "every cell is done",
-        f"{cost.hours(plan['device_hours'])} device-hours; rates: {plan['rates']}",
+        f"{cost.hours(plan['device_hours'])} device-hours [{least}, {most}]; rates: {plan['rates']}",
         "; ".join(f"{name} {plan['currency']}{amount:,.2f}" for name, amount in plan["money"].items()),
     ]
     wrapped = (textwrap.wrap(line, 110, subsequent_indent="  ", break_on_hyphens=False) for line in lines)

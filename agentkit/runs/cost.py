@@ -1,11 +1,13 @@
 """What a recipe will take and what a run took: device-hours and money by phase, in one table.
 
-Rates (seconds of one device for a trajectory) come from params/prices.yaml; phases follow from counting
-trajectories in the recipe. Leaves out memory (training.memory), and storage or network charges.
+Rates (seconds of one device for a trajectory) were measured or come from a roofline; both stand in
+params/prices.yaml. Phases follow from counting trajectories in the recipe. Leaves out memory
+(training.memory), time that tools take where nothing overlaps them, and storage or network charges.
 """
 
 import dataclasses
 import math
+import re
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +29,9 @@ PHASES = (
     "Everything else",
 )
 TIMINGS = ("rollout_seconds", "update_seconds", "val_seconds")  # of train/metrics.jsonl, phases 1 to 3
+PROMPT = 1024  # tokens of system prompt, tools and question
+LOADING = 600.0  # seconds a run, for starting engines, diagnostics and tables
+SPREAD = {"likely": 1.0, "fast": 0.75, "slow": 1.25}  # about measured rates; as wide as forecasts erred
 _STAGES = {"02_baseline": PHASES[0], "05_compare": PHASES[4]}  # each one phase; the others make up the last
 
 
@@ -43,6 +48,37 @@ class Rates:
     task: float = 0.0  # a task of the suite, built
     device: str = "GPU"  # or CPU, which nobody rents by the hour
 
+    def times(self, factor: float) -> "Rates":
+        """All rates but those of a task and of the rest."""
+        parts = ("rollout", "evaluation", "update", "demonstration")
+        return dataclasses.replace(self, **{name: factor * getattr(self, name) for name in parts})
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a data sheet says."""
+
+    tflops: float  # bfloat16, dense
+    tb_s: float  # of its memory
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a model card says."""
+
+    billions: float  # parameters that a token meets
+    kv_kb: float  # keys and values of a token, in kilobytes
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """How much of a device is used, and how long trajectories get: what a roofline does not know."""
+
+    bandwidth: float  # share of the device's, in decoding
+    decode_s: float  # a decoding step, beside reading weights, keys and values
+    compute: float  # share of the device's, in an update or in reading prompts
+    filled: float  # share of max_tokens that a trajectory fills
+
 
 @dataclass(frozen=True, slots=True)
 class Prices:
@@ -50,13 +86,50 @@ class Prices:
 
     currency: str
     providers: dict[str, float]  # per device-hour
-    rates: dict[str, Rates]  # by model; "default" serves the others
+    device: str  # one of devices: what the providers rent
+    devices: dict[str, Device]
+    models: dict[str, Model]  # by name; others are known by the number of billions in theirs
+    beliefs: dict[str, Belief]  # likely, fast and slow
+    measured: dict[str, Rates]  # by model, where a run was timed
 
-    def rates_of(self, recipe: Recipe) -> Rates:
-        """The rates of a recipe's model, or the default ones; calls that fail for the moment are repeated."""
-        rates, times = self.rates.get(recipe.model, self.rates["default"]), 1 / (1 - recipe.tool_failures)
-        longer = {name: times * getattr(rates, name) for name in ("rollout", "evaluation", "update")}
-        return dataclasses.replace(rates, **longer)
+    def rates_of(self, recipe: Recipe, case: str = "likely") -> Rates:
+        """Of a recipe's model: measured ones, or a roofline's. ``case``: likely, fast or slow.
+
+        Calls that fail for the moment are repeated.
+        """
+        known = self.measured.get(recipe.model)
+        known = known.times(SPREAD[case]) if known else self._roofline(recipe, case)
+        times = 1 / (1 - recipe.tool_failures)
+        longer = {name: times * getattr(known, name) for name in ("rollout", "evaluation", "update")}
+        return dataclasses.replace(known, **longer)
+
+    def _roofline(self, recipe: Recipe, case: str) -> Rates:
+        """From sizes and data sheets: a step of decoding reads the weights and the keys and values of every
+        row; a token costs 2 operations a parameter forward, and 6 in an update (forward, again for
+        checkpointing, backward; the weights of a LoRA's base have no gradient).
+        """
+        model, device, belief = self._model(recipe.model), self.devices[self.device], self.beliefs[case]
+        own = belief.filled * recipe.max_tokens
+        flops = belief.compute * device.tflops * 1e12
+        weights = model.billions * 1e9 * (0.56 if recipe.load_in_4bit else 2)  # 4 bits and their scales
+        cached = (PROMPT + own / 2) * model.kv_kb * 1e3
+
+        def sampled(rows: int) -> float:
+            moved = (weights + rows * cached) / (belief.bandwidth * device.tb_s * 1e12)
+            return own * (moved + belief.decode_s) / rows + 2e9 * model.billions * (PROMPT + own) / flops
+
+        update = 6e9 * model.billions * (PROMPT + own) / flops
+        batch = min(recipe.max_batch, recipe.prompts_per_step * recipe.group_size)
+        size = f"{model.billions:g} billion parameters on one {self.device}"
+        source = f"estimated for {size}, {PROMPT} + {own:,.0f} tokens a trajectory; not measured"
+        return Rates(sampled(batch), sampled(recipe.max_batch), update, update, LOADING, source)
+
+    def _model(self, name: str) -> Model:
+        if name in self.models:
+            return self.models[name]
+        if found := re.search(r"(\d+(?:\.\d+)?)[Bb]\b", Path(name).name):
+            return Model(float(found[1]), self.models["default"].kv_kb)
+        return self.models["default"]
 
 
 def read_prices(path: str | Path | None = None) -> Prices:
@@ -66,8 +139,10 @@ def read_prices(path: str | Path | None = None) -> Prices:
         prices = read_as(Prices, read_yaml(path))
     except ValueError as error:
         raise RecipeError(f"{path} is no price file ({error}): write it like params/prices.yaml") from None
-    if "default" not in prices.rates:
-        raise RecipeError(f"{path} has no default rates: write it like params/prices.yaml")
+    lacks = {"devices": {prices.device}, "models": {"default"}, "beliefs": set(SPREAD)}
+    for name, keys in lacks.items():
+        if missing := keys - set(getattr(prices, name)):
+            raise RecipeError(f"{path}: {name} has no {min(missing)}: write it like params/prices.yaml")
     return prices
 
 
@@ -152,11 +227,14 @@ def actual(run: Run) -> dict[str, float]:
 
 
 # ---- the table
-def table(
-    planned: dict[str, float], prices: Prices, device: str = "GPU", spent: dict[str, float] | None = None
-) -> pd.DataFrame:
-    """Device time of each phase, planned and ``spent``, their sum, and what it costs at each provider."""
-    columns = {"planned": planned} | ({"taken": spent} if spent is not None else {})
+def planned(recipe: Recipe, prices: Prices) -> dict[str, dict[str, float]]:
+    """Device seconds of each phase: if all is fast, likely, and if all is slow."""
+    cases = {"fast": "at least", "likely": "planned", "slow": "at most"}
+    return {name: forecast(recipe, prices.rates_of(recipe, case)) for case, name in cases.items()}
+
+
+def table(columns: dict[str, dict[str, float]], prices: Prices, device: str = "GPU") -> pd.DataFrame:
+    """Device time of each phase in each column, its sum, and what it costs at each provider."""
     total = {name: sum(seconds.values()) for name, seconds in columns.items()}
     rows = {}
     for phase in PHASES:
