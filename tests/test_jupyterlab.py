@@ -15,7 +15,7 @@ from widget_cases import TASKS, read_notes
 
 from agentkit.cli import main
 from agentkit.evaluation import html
-from agentkit.recipe import Recipe, read_recipe
+from agentkit.recipe import read_recipe
 from agentkit.runs import Run, read_jsonl
 from agentkit.runs.stages import STAGES
 
@@ -48,12 +48,12 @@ def opened(browser, lab, project):
     """Opens a notebook of its own name with some parameters, in a browser page that is closed at the end."""
     pages = []
 
-    def open_(stage, name="", **changes):
-        recipe = read_recipe(project / "params/small.yaml") | changes
-        keys = {key: value for key, value in recipe.items() if key in Recipe.keys_of(stage)}
+    def open_(stage, name="", run="outputs/lab", **changes):
         path = with_parameters(
-            ROOT / "notebooks" / f"{stage}.ipynb", project / "notebooks" / f"{name or stage}.ipynb", **keys
-        )
+            ROOT / "notebooks" / f"{stage}.ipynb",
+            project / "notebooks" / f"{name or stage}.ipynb",
+            recipe="params/small.yaml", run=run, changes=changes,
+        )  # fmt: skip
         pages.append(Notebook(browser, lab, project, str(path.relative_to(project))))
         return pages[-1]
 
