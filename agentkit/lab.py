@@ -6,7 +6,6 @@ lab file defines is there in each of them. Leaves out the numbers (recipe) and w
 (rollouts, training, evaluation).
 """
 
-import math
 import os
 import random
 import warnings
@@ -23,7 +22,7 @@ import pandas as pd
 from agentkit import verifiers
 from agentkit.evaluation import Comparison, Samples, compare_by
 from agentkit.records import Task, Trajectory
-from agentkit.rewards import Reward, check_reward, from_recipe, judged_again, of_environments, score_all
+from agentkit.rewards import Reward, check_reward, from_recipe, of_environments, score_all
 from agentkit.rollouts import Limits, prompt_lengths, rollout
 from agentkit.rollouts.policy import Policy
 from agentkit.runs import (
@@ -47,7 +46,6 @@ from agentkit.tasks.suite import family_names, that_can_be_judged
 from agentkit.tools.cache import ToolCache, default_path
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.runtime import example, tool_schemas, tools_of
-from agentkit.trajectories import verifier_kind
 
 NAMES = ("families", "verifiers", "rewards")  # what a lab file may define, each a dictionary
 PASS_RATES = "pass_rates.json"  # of the training tasks, where they are filtered
@@ -170,22 +168,10 @@ class Lab:
                 warnings.warn(f"{len(loaded.skipped)} rows left out: {loaded.skipped[0]}", stacklevel=2)
             return self.adopt(Suite(loaded.tasks))
         if recipe.tasks:
-            try:
-                path = find_file(recipe.tasks)
-            except RecipeError as error:
-                raise RecipeError(f"{error}; the data sets are {', '.join(hub.SOURCES)}") from None
-            return self._given(path)
+            return self.adopt(Suite.load(find_file(recipe.tasks)))
         spec = {"families": recipe.families, "n_tasks": recipe.n_tasks, "seed": recipe.suite_seed}
         spec["new_templates"] = recipe.new_templates
         return Suite.build(spec, families={name: self.families[name] for name in self._asked()})
-
-    def _given(self, path: Path) -> Suite:
-        """The suite of a file, with a warning of keys that are for built ones."""
-        keys, names = Recipe.keys(), ("families", "n_tasks")
-        if unused := [name for name in names if getattr(self.recipe, name) != keys[name].default]:
-            said = f"tasks names a suite, so {' and '.join(unused)} of the recipe do nothing"
-            warnings.warn(said, stacklevel=3)
-        return self.adopt(Suite.load(path))
 
     def _asked(self) -> list[str]:
         return family_names(self.recipe.families, self.families)
@@ -203,11 +189,14 @@ class Lab:
             )
         suite = that_can_be_judged(list(suite))
         usual = Task.__dataclass_fields__["tools"].default
-        unsaid = {task.family for task in suite if task.tools == usual}
-        held = {family: tuple(tools_of(example(self.families[family].environment))) for family in unsaid}
-        changed = {family: tools for family, tools in held.items() if not set(usual) <= set(tools)}
-        own = (changed.get(t.family, usual) if t.tools == usual else t.tools for t in suite)
-        tasks = [with_content_id(replace(t, tools=tools)) for t, tools in zip(suite, own, strict=True)]
+        held = {f: tuple(tools_of(example(self.families[f].environment))) for f in {t.family for t in suite}}
+        unlike = {family for family, tools in held.items() if not set(usual) <= set(tools)}
+        tasks = [
+            with_content_id(
+                replace(t, tools=held[t.family]) if t.tools == usual and t.family in unlike else t
+            )
+            for t in suite
+        ]
         first: dict[str, str] = {}
         for task, given in zip(tasks, suite, strict=True):
             if task.id in first:
@@ -247,14 +236,14 @@ class Lab:
             SuiteError: two tasks of a suite that is built do.
         """
         trained = {frozenset(task.meta.get("entities") or [task.id]): task for task in suite.split("train")}
-        for name in ("validation", "test"):
-            shared = ((trained.get(frozenset(t.meta.get("entities", []))), t) for t in suite.split(name))
-            one, other = next((pair for pair in shared if pair[0]), (None, None))
-            if one:
-                said = f"{one.prompt[:60]!r} (train) and {other.prompt[:60]!r} ({name}) share their entities"
+        for task in [*suite.split("validation"), *suite.split("test")]:
+            if one := trained.get(frozenset(task.meta.get("entities", []))):
+                pair = f"{one.prompt[:60]!r} (train) and {task.prompt[:60]!r} ({task.split})"
+                said = f"{pair} share their entities"
                 if not self.recipe.tasks:
                     raise SuiteError(said)
                 warnings.warn(f"{said}, so that the one may teach the other", stacklevel=2)
+                return
 
     def load(self, run: Run) -> Suite:
         """The suite of a run, with this lab's environments behind it, without prompts that are too long.
@@ -299,9 +288,8 @@ class Lab:
             return "filter_rollouts is 0: no training task is left out"
         options = self.options(seed=self.recipe.seed, group_size=count)
         rates: dict[str, float] = {}
-        size = math.ceil(len(tasks) / max(1, math.ceil(len(tasks) / SIFTED)))  # even parts
-        for start in range(0, len(tasks), size):
-            some = tasks[start : start + size]
+        for start in range(0, len(tasks), SIFTED):
+            some = tasks[start : start + SIFTED]
             options["progress"] = f"{policy.name}, training tasks {start + 1} to {start + len(some)}"
             tried = _rollout(some, policy, **options)
             scored = {t.task_id for t in tried if t.success is not None}  # the others stay
@@ -349,7 +337,7 @@ class Lab:
         return self.score(tasks, _rollout(tasks, policy, **options))
 
     def score(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The trajectories with this lab's reward; their verdicts stay (rewards.judged_again)."""
+        """The trajectories with this lab's reward; their verdicts stay."""
         return score_all(tasks, trajectories, self.reward)
 
     def measure(self, run: Run, policy: Policy, tasks: Sequence[Task]) -> list[Trajectory]:
@@ -365,35 +353,6 @@ class Lab:
         path = run.file("eval", f"{policy.name}.parquet")
         _on_main_process(partial(write_trajectories, path, measured))
         return measured
-
-    def judge_alike(self, run: Run, policies: Sequence[str], tasks: Sequence[Task]) -> None:
-        """Have one lab file judge all that is compared: what notebook 02 measured with another one is judged
-        again and stored so, and a warning says how many verdicts changed.
-        """
-        entry = run.manifest["stages"].get("02_baseline", {})
-        is_own = any(verifier_kind(task) not in verifiers.SHIPPED for task in tasks)
-        if not is_own or entry.get("judged", entry.get("lab", self.digest)) == self.digest:
-            return
-        changed, total, unanswered = 0, 0, []
-        measured = [policy for policy in policies if policy in ("base", "sft")]  # by notebook 02
-        for name in measured:
-            held = run.trajectories(name)
-            again = judged_again(tasks, held, unanswered)
-            other = sum(one.success != two.success for one, two in zip(held, again, strict=True))
-            changed, total = changed + other, total + len(held)
-            if other:
-                write_trajectories(run.file("eval", f"{name}.parquet"), again)
-        kept = ""
-        if unanswered:
-            kept = f"; {len(unanswered)} got none ({unanswered[0]:.200}) and keep theirs until the next time"
-        else:
-            run.update(stages={"02_baseline": entry | {"judged": self.digest}})
-        warnings.warn(
-            f"02_baseline was executed with another lab file: the answers of {', '.join(measured)} were "
-            f"judged again by this one's verifiers, which changed {changed} of {total} verdicts in eval/"
-            f"{kept}; baseline.json keeps what the other one said",
-            stacklevel=2,
-        )
 
     def rewarded(self, run: Run, name: str, tasks: Sequence[Task]) -> list[Trajectory]:
         """The measured trajectories of a policy with this lab's reward, which are stored in their place."""
@@ -441,15 +400,7 @@ class Lab:
         return GRPO(self, model, tokenizer, tasks, validation, run, on_metrics=on_metrics)
 
     def check_for_children(self) -> None:
-        """Raise RecipeError where something is defined in a notebook cell, which no other process sees."""
-        own = {name: self.families[name].environment for name in sorted(self.own_families)}
-        components = {name: component for name, (component, _) in self.own_rewards.items()}
-        for name, thing in [*own.items(), *components.items(), *self.own_verifiers.items()]:
-            if getattr(thing, "__module__", None) == "__main__":
-                raise RecipeError(
-                    f"{name} is defined in a notebook cell, which the training processes cannot see: "
-                    "move it into a lab file (agentkit new mine) and name that in the recipe key lab"
-                )
+        """Raise RecipeError where something was added in a notebook, which no other process sees."""
         if self.added:
             raise RecipeError(
                 f"{', '.join(sorted(self.added))} would be missing in the training processes, which open the "
@@ -463,30 +414,25 @@ class Lab:
             name: ", ".join(tools_of(example(self.families[name].environment))) or "no tools"
             for name in [*named, *sorted(self.own_families - set(named))]
         }
-        rows = [("family", name, t, self._origin(name in self.own_families)) for name, t in tools.items()]
-        rows += [
-            ("verifier", name, _first_line(f), self._origin(True)) for name, f in self.own_verifiers.items()
+        mine = self.path.name if self.path else "this notebook"
+        rows = [
+            ("family", name, what, mine if name in self.own_families else "agentkit")
+            for name, what in tools.items()
         ]
+        rows += [("verifier", name, _first_line(f), mine) for name, f in self.own_verifiers.items()]
         rows += [
-            ("reward", name, f"weight {weight:g}: {_first_line(f)}", self._origin(name in self.own_rewards))
+            (
+                "reward",
+                name,
+                f"weight {weight:g}: {_first_line(f)}",
+                mine if name in self.own_rewards else "agentkit",
+            )
             for name, (f, weight) in self.reward.items()
         ]
         return pd.DataFrame(rows, columns=["", "name", "what it is", "from"]).set_index("")
 
-    def _origin(self, own: bool) -> str:
-        if not own:
-            return "agentkit"
-        return self.path.name if self.path else "this notebook"
-
-    def _changed(self) -> dict[str, Any]:
-        keys = Recipe.keys()
-        return {name: value for name, value in self.recipe.used().items() if value != keys[name].default}
-
     def __repr__(self) -> str:
-        changed, contents = self._changed(), self.contents()
-        held = "no parts of its own" if contents.empty else contents.to_string(max_colwidth=80)
-        keys = ", ".join(f"{name}: {value!r:.60}" for name, value in changed.items())
-        return f"The lab\n{held}\nkeys of the recipe that differ from their defaults: {keys or 'none'}"
+        return f"The lab\n{self.contents().to_string(max_colwidth=80)}"
 
 
 def _is_alone() -> bool:

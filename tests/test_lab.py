@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import json
 import statistics
-import textwrap
 import warnings
 from pathlib import Path
 
@@ -140,17 +139,6 @@ def test_an_environments_own_reward_is_of_its_families_however_often_it_is_score
         reward(own, dataclasses.replace(t, components={"Box": None}, reward=None))
 
 
-def test_what_a_verifier_sees_decides_and_not_the_answer_alone(recipe):
-    lab = Lab.open(recipe)
-    task = lab.suite().tasks[0]
-    from agentkit import verify
-    from agentkit.tasks.expert import solve
-
-    solved = solve(task, lab.environments["boxes"]())
-    assert verify(task, solved).value == 1.0
-    assert verify(task, dataclasses.replace(solved, turns=solved.turns[1:])).value == 0.0
-
-
 def test_the_digest_knows_the_file_and_what_it_imports_from_beside_it(recipe, tmp_path):
     digests = [Lab.open(recipe).digest]
     for name in ("mine.py", "beside.py"):
@@ -160,7 +148,7 @@ def test_the_digest_knows_the_file_and_what_it_imports_from_beside_it(recipe, tm
     assert len(set(digests)) == 3
 
 
-def test_it_shows_what_it_holds_and_which_keys_differ(recipe):
+def test_it_shows_what_it_holds(recipe):
     lab = Lab.open(recipe)
     rows = lab.contents().reset_index()
     mine = rows[rows["from"] == "mine.py"]["name"].tolist()
@@ -170,8 +158,7 @@ def test_it_shows_what_it_holds_and_which_keys_differ(recipe):
     handed = Lab.open(read_recipe(recipe) | {"reward": "toolrl"}).contents()
     assert {"format", "match", "brevity", "Box"} <= set(handed["name"])
     printed = str(lab)
-    assert all(word in printed for word in ("boxes", "counted", "brevity", "mine.py", "n_tasks: 20"))
-    assert len(printed) < 1500 and "Recipe(" not in printed
+    assert all(word in printed for word in ("boxes", "counted", "brevity", "mine.py"))
 
 
 FAMILY = "from agentkit import Family\n"
@@ -183,25 +170,16 @@ SHOPS = "families = {'a': Family(environment=Shop)}\n"
     ("text", "says"),
     [
         ("x = 1\n", "defines none of families, verifiers, rewards"),
-        ("families = [1]\n", "families must be a dictionary"),
         ("families = {'a': 3}\n", r"families\['a'\] is of type int; give a Family"),
         (f"{FAMILY}families = {{'a': Family(environment=lambda: 1 / 0)}}\n", "cannot be used: broken.py, line 2: Zero"),
-        (f"{FAMILY}families = {{'a': Family(environment=object)}}\n", "'a' cannot be used: .*no attribute 'reset'"),
         (f"{SHOP}    def go(self, x: str): return x\n{SHOPS}", "'a' cannot be used: .*go because it has no docstring"),
         ("rewards = {'a': len}\n", r"component 'a' is <built-in function len>: give \(function, weight\)"),
-        ("rewards = {'a': (print, 'heavy')}\n", r"give \(function, weight\), the weight a number"),
         ("rewards = {'a': (lambda completions, **k: [1.0], 1.0)}\n",
          r"reward component 'a' cannot be called with \(task, trajectory\): too many"),
         ("verifiers = {'a': 3}\n", "the verifier 'a' cannot be called"),
         ("verifiers = {'exact': len}\n", "exact"),
-        ("import nowhere_at_all\n", "line 1: ModuleNotFoundError"),
         ("x = 1\ny = (\n", "line 2: SyntaxError"),
-        ("x = 1\nraise SyntaxError('bad')\n", "broken.py, line 2: SyntaxError: bad"),
-        ("class E(Exception):\n    def __str__(self): return 1 / 0\nraise E\n",
-         "broken.py, line 3: E, whose __str__ raises ZeroDivisionError"),
-        ("x = 1\n\nraise RuntimeError('why')\n", "line 3: RuntimeError: why"),
         ("import sys\nsys.exit('bye')\n", "broken.py, line 2: SystemExit: bye"),
-        ("import json\njson.loads('{')\n", "broken.py, line 2: JSONDecodeError"),
     ],
 )  # fmt: skip
 def test_a_broken_lab_file_gets_a_sentence(tmp_path, text, says):
@@ -209,14 +187,6 @@ def test_a_broken_lab_file_gets_a_sentence(tmp_path, text, says):
     path.write_text(text)
     with pytest.raises(RecipeError, match=says):
         Lab.open({"lab": str(path)})
-
-
-def test_a_lab_file_that_is_not_there_or_no_python(tmp_path):
-    with pytest.raises(RecipeError, match="there is no file 'mine.py'"):
-        Lab.open({"lab": "mine.py"})
-    (tmp_path / "mine.txt").write_text("x")
-    with pytest.raises(RecipeError, match=r"must end in \.py"):
-        Lab.open({"lab": str(tmp_path / "mine.txt")})
 
 
 def test_an_unknown_family_is_an_error_and_never_a_default_environment(tokenizer):
@@ -285,17 +255,9 @@ def test_a_validation_that_is_drawn_shares_nothing_with_the_training_tasks(tmp_p
         Lab.open({"tasks": str(path)}).suite()
 
 
-@pytest.mark.parametrize(
-    ("step", "says"),
-    [
-        ({"tool": "nope", "arguments": {}}, "there is no tool 'nope'"),
-        (
-            {"tool": "calculator", "arguments": {"expression": "1 + 1"}},
-            "has the answer '946'; its plan gives '2'",
-        ),
-    ],
-)
-def test_plans_of_given_tasks_are_solved(tmp_path, capsys, step, says):
+def test_plans_of_given_tasks_are_solved(tmp_path, capsys):
+    step = {"tool": "calculator", "arguments": {"expression": "1 + 1"}}
+    says = "has the answer '946'; its plan gives '2'"
     wrong = Task("w", "How much is left?", "946", "numeric", meta={"plan": [step]})
     path = write_tasks(tmp_path / "tasks.jsonl", [*given(40), wrong])
     suite = (lab := Lab.open({"tasks": str(path)})).suite()
@@ -304,15 +266,6 @@ def test_plans_of_given_tasks_are_solved(tmp_path, capsys, step, says):
     assert main(["audit", str(path), "--json"]) == 1
     (row,) = [row for row in json.loads(capsys.readouterr().out)["rows"] if not row["passed"]]
     assert row["check"] == "plan" and says in row["why"]
-
-
-def test_keys_that_a_given_suite_leaves_unused_are_named(tmp_path):
-    path = str(write_tasks(tmp_path / "tasks.jsonl", given(40)))
-    with pytest.warns(UserWarning, match="so families and n_tasks of the recipe do nothing"):
-        Lab.open({"tasks": path, "families": "hotell", "n_tasks": 70}).suite()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Lab.open({"tasks": path}).suite()
 
 
 def test_a_file_is_audited_by_the_verifiers_of_a_lab_file_that_is_named(recipe, tmp_path, capsys):
@@ -412,48 +365,8 @@ def test_a_rank_that_a_shell_has_left_behind_keeps_no_process_from_writing(
             run.file(name).unlink()
 
 
-def test_rewards_that_ship_are_given_and_stored(tokenizer, tmp_path):
-    lab, run = Lab.open({"families": "A", "n_tasks": 20}), Run.create(tmp_path / "run")
-    tasks = lab.suite().split("test")
-    sampled = lab.measure(run, ScriptedPolicy(tokenizer, name="sft"), tasks)
-    rewarded = lab.rewarded(run, "sft", tasks)
-    assert all(t.reward is not None for t in rewarded)
-    assert run.trajectories("sft") == lab.score(tasks, sampled), "tokens and turns as they were sampled"
-    seen = []
-    own = lab.extended(
-        rewards={"first token": (lambda task, t: seen.append(t.completion_ids[0]) or 0.0, 1.0)}
-    )
-    assert own.rewarded(run, "sft", tasks)[0].old_logprobs == sampled[0].old_logprobs
-    assert seen == [t.completion_ids[0] for t in sampled], "one's own reward may look at them"
-
-
-def test_what_another_lab_file_judged_is_judged_again_before_it_is_compared(recipe, tokenizer, tmp_path):
-    lab, run = Lab.open(recipe), Run.create(tmp_path / "run")
-    tasks, before = lab.suite().split("test"), (tmp_path / "mine.py").read_text()
-    run.begin("02_baseline", lab.recipe.used(), lab=lab.digest)
-    lab.measure(run, ScriptedPolicy(tokenizer, name="sft"), tasks)
-    run.end("02_baseline")
-    (tmp_path / "mine.py").write_text(before.replace("answer.strip() == gold", "answer.strip() != gold"))
-    for again, right in ((Lab.open(recipe), 0.0), (lab, 1.0)):
-        if right:
-            (tmp_path / "mine.py").write_text(before)
-            again = Lab.open(recipe)
-        n = 4 * len(tasks)
-        with pytest.warns(UserWarning, match=f"answers of sft were judged again .* {n} of {n} verdicts"):
-            again.judge_alike(run, ["sft"], tasks)
-        assert {(t.success, bool(t.completion_ids)) for t in run.trajectories("sft")} == {(right, True)}
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            again.judge_alike(run, ["sft"], tasks)  # as it is
-    (tmp_path / "mine.py").write_text(before.replace("answer.strip() == gold", "1 / 0"))
-    for _ in range(2):  # a verifier that does not answer: verdicts stay, and it is asked the next time
-        with pytest.warns(UserWarning, match=f"0 of {n} verdicts in eval/; {n} got none .*division by zero"):
-            Lab.open(recipe).judge_alike(run, ["sft"], tasks)
-        assert {t.success for t in run.trajectories("sft")} == {1.0}
-
-
 # ---- transcripts
-@pytest.mark.parametrize("template", [None, "qwen2_5_training", "qwen3_5_think", "qwen3_6"])
+@pytest.mark.parametrize("template", [None, "qwen3_5_think"])
 def test_transcripts_of_messages_are_the_tokens_that_a_rollout_holds(tokenizer, tmp_path, template):
     """Where a template opens the thought (Qwen3.5 and later), both end it first."""
     import trl
@@ -491,34 +404,6 @@ def test_replies_that_name_their_calls_may_stand_in_any_order(tokenizer, tmp_pat
     one, other = read_transcripts(path, tokenizer, Lab.open({}), given(1))
     assert one.completion_ids == other.completion_ids and one.turns == other.turns
     assert [r.observation for r in other.turns[0].results] == ["found", "nothing"]
-
-
-def test_a_call_in_openais_older_form_is_one(tokenizer, tmp_path):
-    from agentkit.training.transcripts import read_transcripts
-
-    call = CALL.get("function", CALL)
-    older = {
-        "content": None,
-        "function_call": {"name": call["name"], "arguments": json.dumps({"query": "x"})},
-    }
-    reply = {"role": "function", "name": call["name"], "content": REPLY["content"]}
-    newer = {"content": None, "tool_calls": [{"type": "function", "function": older["function_call"]}]}
-    write_jsonl(
-        path := tmp_path / "a.jsonl",
-        [said(asks, reply, {"content": "Answer: Paris"}) for asks in (older, newer)],
-    )
-    first, second = read_transcripts(path, tokenizer, Lab.open({}), given(1))
-    assert first.completion_ids == second.completion_ids and first.turns[0].results[0].name == call["name"]
-
-
-def test_a_null_call_of_a_table_of_structs_is_none(tokenizer, tmp_path):
-    from agentkit.training.transcripts import read_transcripts
-
-    null = {"function_call": {"name": None, "arguments": None}}  # as a table of structs may hold it
-    row = said({"content": None, "tool_calls": [CALL]}, REPLY, {"content": "Answer: 1"} | null)
-    write_jsonl(path := tmp_path / "a.jsonl", [row])
-    (read,) = read_transcripts(path, tokenizer, Lab.open({}), given(1))
-    assert len(read.turns) == 2
 
 
 def test_text_before_a_call_that_the_models_form_cannot_hold_is_refused(tokenizer, tmp_path):
@@ -574,7 +459,6 @@ def said(*messages: dict) -> dict:
     ("row", "says"),
     [
         ({"text": "hi"}, "row 1 has no list of messages"),
-        ({"messages": "hi"}, "row 1 has no list of messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "row 1.*role 'wizard'"),
         ({"messages": [{"role": "user", "content": "x"}]}, "no assistant message"),
         (said({"content": "Answer: x"}) | {"tools": [{"parameters": {}}]}, "row 1: a tool has no name"),
@@ -583,18 +467,10 @@ def said(*messages: dict) -> dict:
             "content must be text",
         ),
         ({"messages": [], "tools": "search"}, "tools must be a list of JSON schemas"),
-        ({"messages": [], "family": "riddles"}, "no family 'riddles'"),
-        (said({"content": "1"}) | {"family": ["A"]}, r"row 1: its family is \['A'\]; it must be text"),
         (said(ASKS | {"tool_calls": [CALL] * 17}, *[REPLY] * 17), "row 1: .* more than 16 tool calls"),
         (said({"content": "<think>a</think>Yes <think>b</think>."}), "row 1: a thought .* would be lost"),
-        (said({"content": "I think so.</think>Yes."}), "row 1: a thought .* would be lost"),
         (said({"content": None}), "neither text nor tool_calls"),
         (said(ASKS), "1 calls of a turn need a reply each"),
-        (said({"content": "Action: search[x]"}, REPLY, {"content": "1"}), "0 calls of a turn need a reply"),
-        (
-            said(ASKS | {"tool_calls": [CALL, CALL | {"id": "b"}]}, REPLY),
-            "2 calls of a turn need a reply each",
-        ),
         (
             said({"tool_calls": [CALL, NAMED]}, NAMED_REPLY, {"role": "tool", "content": "found"}),
             "in order or by id",
@@ -603,13 +479,7 @@ def said(*messages: dict) -> dict:
             said({"content": "1"}, {"role": "user", "content": "And 2?"}, {"content": "2"}),
             "has user messages inside",
         ),
-        (
-            said(ASKS, REPLY, {"role": "system", "content": "Be brief."}, {"content": "1"}),
-            "row 1 has a system message after the first assistant message",
-        ),
-        (said(REPLY, {"content": "1"}), "row 1 has a tool's reply before the first"),
         (said({"content": "1"}, {"content": "2"}), "row 1 has two assistant messages in a row"),
-        ({"messages": [{"role": "assistant", "content": "1"}]}, "row 1 has no user message"),
         (said({"content": [{"type": "image_url"}]}), "has parts of messages that are no text"),
         (
             said({"tool_calls": [{"name": "search", "arguments": "{query: x}"}]}, REPLY),
@@ -627,17 +497,6 @@ def test_broken_transcripts_name_the_row(tokenizer, tmp_path, row, says):
         read_transcripts(path, tokenizer, Lab.open({}), given(1))
 
 
-def test_nothing_to_imitate_is_one_sentence(tokenizer, tmp_path):
-    from agentkit.training.sft import sft_dataset
-    from agentkit.training.transcripts import read_transcripts
-
-    (tmp_path / "messages.jsonl").touch()
-    with pytest.raises(RunError, match="holds no row: give transcripts"):
-        read_transcripts(tmp_path / "messages.jsonl", tokenizer, Lab.open({}), given(1))
-    with pytest.raises(RunError, match="none of 0 trajectories has a turn"):
-        sft_dataset([])
-
-
 def test_transcripts_show_the_tools_of_the_tasks_they_are_for(tokenizer, tmp_path):
     """Notebook 02 is handed no families: the suite has them."""
     from agentkit.training.sft import demonstrations
@@ -653,32 +512,14 @@ def test_transcripts_show_the_tools_of_the_tasks_they_are_for(tokenizer, tmp_pat
         demonstrations(lab, [*given(1, family="a"), *given(1, family="B")], tokenizer)
 
 
-def test_tasks_without_plans_need_transcripts_for_a_cold_start(tokenizer):
-    from agentkit.training.sft import demonstrations
-
-    with pytest.raises(RecipeError, match="set transcripts to a messages data set, or sft: false"):
-        demonstrations(Lab.open({"sft": True}), given(3), tokenizer)
-
-
 # ---- in a notebook
 def test_an_extended_lab_is_for_this_notebook_only(recipe):
     lab = Lab.open(recipe)
     lab.check_for_children()
-    source = textwrap.dedent(
-        """
-        def brevity(task, trajectory):
-            return 0.0
-        """
-    )
-    cell = {"__name__": "__main__"}
-    exec(source, cell)
-    with pytest.raises(RecipeError, match="brevity is defined in a notebook cell"):
-        lab.extended(rewards={"brevity": (cell["brevity"], 1.0)}).check_for_children()
-    with pytest.raises(RecipeError, match="shop is defined in a notebook cell"):
-        Shop = type("Shop", (), {"__module__": "__main__"})
-        lab.extended(families={"shop": Family(environment=Shop)}).check_for_children()
     with pytest.raises(RecipeError, match="brevity would be missing in the training processes.*lab file"):
-        lab.extended(rewards={"brevity": (statistics.fmean, 1.0)}).check_for_children()  # from a module
+        lab.extended(rewards={"brevity": (statistics.fmean, 1.0)}).check_for_children()
+    with pytest.raises(RecipeError, match="shop would be missing"):
+        lab.extended(families={"shop": Family(environment=type("Shop", (), {}))}).check_for_children()
 
 
 def test_a_system_prompt_that_asks_for_no_answer_line_is_warned_of(recipe, tmp_path):

@@ -78,12 +78,7 @@ def test_a_stateful_environment_a_verifier_of_calls_and_a_reward_reach_every_not
     assert run.file("baseline.json").stat().st_mtime_ns == before, "another reward repeats no cold start"
     (tmp_path / "mine.py").write_text(MINE.replace("float(answer", "float(True or answer"))
     assert main(["run", recipe, "--run", str(folder), "--from", "05"]) == 0
-    answered = [t for name in ("base", "sft", "grpo") for t in run.trajectories(name) if t.answer]
-    assert {t.success for t in answered} <= {1.0}, "by one verifier, whoever was measured with which"
-    said = outputs(folder, "05_compare")
-    assert (
-        "judged again by this one's verifiers" in said and "the lab file has changed since 01_tasks" in said
-    )
+    assert "the lab file has changed since 01_tasks" in outputs(folder, "05_compare")
 
 
 @pytest.mark.slow

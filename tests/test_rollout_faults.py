@@ -19,10 +19,9 @@ from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.records import DataError, EngineError
 from agentkit.rollouts import Limits, arollout
 from agentkit.rollouts.call_formats import format_call
-from agentkit.rollouts.chat import ChatCodec
+from agentkit.rollouts.chat import CUT, ChatCodec
 from agentkit.rollouts.tokens import group_faults
 from agentkit.tools.cache import ToolCache
-from agentkit.tools.environments import CorpusEnvironment
 from agentkit.tools.runtime import tool
 from agentkit.training.metrics import tool_metrics
 
@@ -126,23 +125,19 @@ def test_one_hung_tool_in_eight_ends_within_its_time_out_and_a_second(tokenizer,
     assert [t.stop_reason for t in found] == [StopReason.ANSWER] * 8
 
 
-@pytest.mark.parametrize("failing", [{3}, {3, 4, 8, 9}])
-def test_a_reset_that_fails_is_tried_once_more_and_then_leaves_one_trajectory_unscored(
-    tokenizer, tools, failing
-):
+def test_a_reset_that_fails_leaves_one_trajectory_unscored(tokenizer, tools):
     def reset(self, **row):
-        while tools.made < 8:  # the eight first ones are 0 to 7
-            time.sleep(0.01)
-        if self.number in failing:
+        if self.number == 3:
             raise OSError("the service is busy")
+        return " It is Monday."
 
     tools.reset = reset
     policy = calls(tokenizer, "work", how="fine")
     found = whole(rollout([TASK], policy, environment=tools, group_size=8, limits=ROOMY))
-    failed = [t for t in found if t.stop_reason is StopReason.ERROR]
-    assert len(failed) == len(failing) // 2
-    assert all(t.success is None and "busy" in t.why and not t.turns for t in failed)
-    assert [t.success for t in found if t not in failed] == [1.0] * (8 - len(failed))
+    (failed,) = [t for t in found if t.stop_reason is StopReason.ERROR]
+    assert failed.success is None and "busy" in failed.why and not failed.turns
+    assert [t.success for t in found if t is not failed] == [1.0] * 7
+    assert not group_faults(found) and len({t.prompt_ids for t in found}) == 2
 
 
 @pytest.mark.parametrize("how", ["raise", "hang"])
@@ -151,9 +146,8 @@ def test_an_environment_that_cannot_be_made_is_one_that_cannot_be_reset(tokenize
 
     def sick(self):
         Tools.__init__(self)
-        if self.number in (4, 9):  # one of the eight, and its second try
+        if self.number == 4:  # one of the eight
             time.sleep(600 if how == "hang" else 0.5)
-        if self.number in (-1, 4, 9):  # the first one is made to read its schemas
             raise ConnectionError("the service is busy")
 
     tools.__init__ = sick
@@ -185,21 +179,6 @@ def test_where_no_environment_can_begin_it_is_said_but_a_training_goes_on(tokeni
     assert [(t.stop_reason, t.success) for t in found] == [(StopReason.ERROR, None)] * 2
 
 
-def test_a_group_may_hold_one_whose_reset_failed(tokenizer, tools):
-    def reset(self, **row):
-        while tools.made < 4:
-            time.sleep(0.01)
-        if self.number in (2, 4):  # one of the four, and its second try
-            raise OSError("the service is busy")
-        return " It is Monday."
-
-    tools.reset = reset
-    found = rollout(
-        [TASK], calls(tokenizer, "work", how="fine"), environment=tools, group_size=4, limits=ROOMY
-    )
-    assert not group_faults(whole(found)) and len({t.prompt_ids for t in found}) == 2
-
-
 def test_an_engine_that_fails_ends_every_trajectory(tokenizer, tools):
     class Fails(Says):
         async def sample(self, request):
@@ -224,24 +203,13 @@ def test_ten_megabytes_are_cut_in_tokens_visibly(tokenizer, tools):
     (shown,) = t.turns[0].results
     codec = ChatCodec(tokenizer, "", [])
     assert len(codec.text_ids(shown.observation)) <= 50 and shown.observation.startswith("word word")
-    assert shown.observation.endswith("more tokens]") and "[cut: at least " in shown.observation
+    assert shown.observation.endswith(CUT)
     assert len(t.completion_ids) < 300 and t.stop_reason == StopReason.ANSWER
 
 
-@pytest.mark.parametrize("limit", [16, 40, 100, 500])
+@pytest.mark.parametrize("limit", [16, 40, 500])
 @pytest.mark.parametrize(
-    "text",
-    [
-        "short",
-        "x" * 3_000,
-        "Zoë 東京 🙂 " * 300,
-        "<|im_end|>" * 400,
-        "1 2 3 " * 600,
-        "",
-        "é" * 499,
-        "\n" * 900,
-        "a\ud800" * 300,
-    ],
+    "text", ["short", "x" * 3_000, "Zoë 東京 🙂 " * 300, "<|im_end|>" * 400, "é" * 499, "a\ud800" * 300]
 )
 def test_a_cut_reply_is_as_short_as_told_and_a_short_one_untouched(tokenizer, text, limit):
     codec = ChatCodec(tokenizer, "", [])
@@ -250,10 +218,8 @@ def test_a_cut_reply_is_as_short_as_told_and_a_short_one_untouched(tokenizer, te
     if len(ids) <= limit:
         assert shown == text
     elif limit >= 40:
-        kept = shown[: shown.rindex("\n[cut: ")]
-        assert kept and codec.marks.inert(text)[0].startswith(kept) and "\ufffd" not in kept
-        said = int(shown.removesuffix(" more tokens]").split()[-1])
-        assert said == pytest.approx(len(ids) - len(codec.text_ids(kept)), abs=3) or "at least" in shown
+        kept = shown.removesuffix(CUT)
+        assert kept and shown != kept and codec.marks.inert(text)[0].startswith(kept) and "\ufffd" not in kept
 
 
 def test_a_control_token_in_a_reply_is_text(tokenizer, tools):
@@ -364,11 +330,3 @@ def test_two_thousand_trajectories_at_once_with_slow_tools(tokenizer):
     assert len(found) == 2_000 and all(t.turns[0].results[0].ok for t in found)
     assert most - threads <= 140 and time.monotonic() - start < 120
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024 < 500  # MiB
-
-
-def test_the_shipped_environment_answers_alike_with_a_cache(tokenizer, suite, corpus):
-    policy, tasks = ScriptedPolicy(tokenizer, Flaws(in_head=0.2, malformed=0.2)), list(suite)[:10]
-    options = {"environment": lambda: CorpusEnvironment(corpus), "group_size": 3, "seed": 4}
-    cached, plain = (rollout(tasks, policy, tool_cache=cache, **options) for cache in (ToolCache(), None))
-    assert [t.completion_ids for t in cached] == [t.completion_ids for t in plain]
-    assert any(r.cached for t in cached for turn in t.turns for r in turn.results)

@@ -9,11 +9,11 @@ from functools import partial
 from itertools import pairwise
 
 import pytest
+from test_templates import templated
 
 from agentkit import StopReason, Task, rollout
 from agentkit.policies.scripted import Flaws, ScriptedPolicy, _wrong
 from agentkit.rollouts import Limits
-from agentkit.rollouts.call_formats import FORMATS
 from agentkit.rollouts.loop import LAST_TURN
 from agentkit.tasks import solve
 from agentkit.tasks.expert import PlanError
@@ -28,8 +28,8 @@ ROOMY = Limits(max_turns=20, max_turn_tokens=400, max_tokens=8_000)
 def roll(corpus, tokenizer):
     """Roll out the scripted policy with some flaws."""
 
-    def run(tasks, group_size=1, seed=0, limits=ROOMY, tool_format=None, **flaws):
-        options = {"group_size": group_size, "seed": seed, "limits": limits, "tool_format": tool_format}
+    def run(tasks, group_size=1, seed=0, limits=ROOMY, tokenizer=tokenizer, **flaws):
+        options = {"group_size": group_size, "seed": seed, "limits": limits}
         return rollout(
             list(tasks),
             ScriptedPolicy(tokenizer, Flaws(**flaws)),
@@ -214,11 +214,14 @@ def test_each_trajectory_draws_one_of_several_sets_of_flaws(corpus, tokenizer, s
     assert 0.35 < gave_up < 0.65 and {t.policy for t in found} == {"mixed"}
 
 
-@pytest.mark.parametrize("tool_format", FORMATS)
-def test_calls_are_written_in_the_format_asked_for(roll, suite, tool_format):
-    tasks = list(suite)[:20]
-    assert all(t.success == 1.0 and all(r.ok for r in calls(t)) for t in roll(tasks, tool_format=tool_format))
-    slips = roll(tasks, tool_format=tool_format, malformed=1.0)
+TEMPLATES = ("qwen2_5", "qwen3_6", "llama3_1", "glm4moe")  # one of each format
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_calls_are_written_in_the_format_of_the_template(roll, suite, tokenizer, name):
+    tasks, other = list(suite)[:20], templated(tokenizer, name)
+    assert all(t.success == 1.0 and all(r.ok for r in calls(t)) for t in roll(tasks, tokenizer=other))
+    slips = roll(tasks, tokenizer=other, malformed=1.0)
     assert all(t.success == 1.0 and sum(not r.ok for r in calls(t)) > len(calls(t)) / 3 for t in slips)
 
 
@@ -245,16 +248,16 @@ class Scales:
 
 
 @pytest.mark.parametrize("malformed", [0.0, 1.0])
-@pytest.mark.parametrize("tool_format", FORMATS)
-def test_calls_of_typed_tools_are_written_by_their_schemas(tokenizer, tool_format, malformed):
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_calls_of_typed_tools_are_written_by_their_schemas(tokenizer, name, malformed):
     arguments = {"amount": 2.5, "times": 2, "exact": True, "names": ["a", "b"], "note": "3"}
     plan = [
         {"tool": "weigh", "arguments": arguments},
         {"tool": "weigh", "arguments": arguments | {"note": "{0}"}},
     ]
     task = Task("w", "Weigh it.", "5", "exact", "x", meta={"plan": plan})
-    policy = ScriptedPolicy(tokenizer, Flaws(malformed=malformed))
-    for t in rollout([task], policy, environment=Scales, limits=ROOMY, tool_format=tool_format, group_size=4):
+    policy = ScriptedPolicy(templated(tokenizer, name), Flaws(malformed=malformed))
+    for t in rollout([task], policy, environment=Scales, limits=ROOMY, group_size=4):
         right = [result for result in calls(t) if result.ok]
         assert t.success == 1.0 and [r.arguments for r in right] == [arguments, arguments | {"note": "5"}]
         assert (len(calls(t)) > len(right)) is bool(malformed)

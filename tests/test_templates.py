@@ -23,7 +23,7 @@ from agentkit import Family, Lab, Task, rollout
 from agentkit.recipe import Recipe
 from agentkit.records import RecipeError, StopReason
 from agentkit.rollouts import Limits
-from agentkit.rollouts.call_formats import FORMATS, format_call, parse_turn
+from agentkit.rollouts.call_formats import format_call, parse_turn
 from agentkit.rollouts.chat import ChatCodec
 from agentkit.rollouts.template_probe import (
     end_of_turn,
@@ -162,8 +162,8 @@ CHATML = (
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (CHATML.replace("m.content", "m.content | e"), "shows replies in another form than they are given"),
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", "shows no reply of a tool"),
+        (CHATML.replace("m.content", "m.content | e"), "show replies as they are given, or in a known form"),
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "show the replies of tools"),
         ((FOLDER / "llama3_2.jinja").read_text(), "behind a turn is no token of this tokenizer"),
     ],
     ids=["escaped", "no roles", "of another family"],
@@ -332,15 +332,10 @@ def test_a_training_template_is_taken_only_where_history_is_rewritten_and_that_i
     assert codec.format == NATIVE.get(name.removesuffix("_training"), "hermes")
 
 
-@pytest.mark.parametrize("name", ["llama3", "qwen2_5", "llama3_1"])  # shows no tools, Hermes' form, its own
-@pytest.mark.parametrize("form", FORMATS)
-def test_a_form_that_the_template_does_not_ask_for_is_asked_for_by_the_system_message(tokenizer, name, form):
-    codec = quiet(ChatCodec, templated(tokenizer, name), "Use the tools.", tool_schemas(Library()), form)
-    shown, asked = codec.decode(codec.prompt_ids("Why?")), NATIVE.get(name) == form
-    assert shown.count("Look a text up.") == 1 and bool(codec._shown) == asked
-    example = format_call("function_name", {"argument_name": "value"}, form)
-    assert (example in shown) == (form != "hermes" and not asked)
-    assert "<tool_call>" not in shown.replace(example, "") or form == "hermes" or asked
+def test_a_template_that_shows_no_tools_has_the_system_message_ask_for_hermes_form(tokenizer):
+    codec = quiet(ChatCodec, templated(tokenizer, "llama3"), "Use the tools.", tool_schemas(Library()))
+    shown = codec.decode(codec.prompt_ids("Why?"))
+    assert shown.count("Look a text up.") == 1 and "<tool_call>" in shown and codec.format == "hermes"
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "glm4moe"])

@@ -21,7 +21,7 @@ from agentkit.rewards.components import (
     tool_call_reward,
 )
 from agentkit.rewards.presets import from_recipe, plan, tcr, tcr_paper, toolrl, toolrla
-from agentkit.rewards.scoring import Component, Reward, check_reward, judged_again, product, score, score_all
+from agentkit.rewards.scoring import Component, Reward, check_reward, product, score, score_all
 
 __all__ = [
     "Component",
@@ -33,7 +33,6 @@ __all__ = [
     "format_score",
     "from_recipe",
     "judged",
-    "judged_again",
     "of_environments",
     "plan",
     "process",

@@ -12,12 +12,9 @@ from dataclasses import replace
 from functools import partial
 from numbers import Real
 
-from agentkit.records import Score, StopReason, Task, Trajectory
-from agentkit.runs import with_progress
+from agentkit.records import Task, Trajectory
 from agentkit.runs.labfile import blame, check_takes
 from agentkit.tools.execution import settled
-from agentkit.trajectories import verifier_kind
-from agentkit.verifiers import SHIPPED, verify
 
 Component = Callable[[Task, Trajectory], float | None]
 Reward = Mapping[str, tuple[Component, float]]  # each component with its weight
@@ -92,35 +89,6 @@ def score_all(tasks: Iterable[Task], trajectories: Iterable[Trajectory], reward:
             present[t.task_id] |= {name for name in reward if t.components[name] is not None}
     whole = [all(t.components[name] is not None for name in present[t.task_id]) for t in scored]
     return [t if same else replace(t, reward=None) for t, same in zip(scored, whole, strict=True)]
-
-
-def judged_again(
-    tasks: Iterable[Task], trajectories: Iterable[Trajectory], unanswered: list[str] | None = None
-) -> list[Trajectory]:
-    """The trajectories with what the lab file's verifiers say now; ``score`` keeps the verdicts it is given.
-
-    Those of shipped verifiers stay, of trajectories that no verifier was asked about, and those of which the
-    verifier says nothing now, which ``unanswered`` is given the reasons of.
-    """
-    by_id = {task.id: task for task in tasks}
-
-    def judged(t: Trajectory) -> Trajectory:
-        own = verifier_kind(by_id[t.task_id]) not in SHIPPED and t.answer is not None
-        if not own or t.stop_reason in (StopReason.ERROR, StopReason.TIME_LIMIT):
-            return t
-        try:
-            verdict = verify(by_id[t.task_id], t)
-        except ValueError as error:  # a kind that is gone
-            verdict = Score(None, str(error))
-        if verdict.value is None:
-            reasons.append(verdict.why)
-            return t
-        return replace(t, success=verdict.value, why=verdict.why)
-
-    reasons = [] if unanswered is None else unanswered
-    held = list(trajectories)
-    with ThreadPoolExecutor(AT_ONCE) as threads:
-        return list(with_progress(threads.map(judged, held), "judged again", "answer", len(held)))
 
 
 def _at_once(component: Component, pairs: Sequence[tuple[Task, Trajectory]], threads: Executor) -> Component:

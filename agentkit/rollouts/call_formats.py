@@ -14,7 +14,7 @@ malformed: none runs without what it was asked with. Leaves out running the call
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -27,15 +27,10 @@ FORMATS = ("hermes", "qwen3_coder", "llama3", "glm")
 MAX_CALLS = 16  # parsed in one turn; the rest is reported as an error
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 THINK, THOUGHT = "<think>", "</think>"
+_MARK = re.compile(f"{THINK}|{_OPEN}")
 _A_THOUGHT = re.compile(f"{THINK}.*?(?:{THOUGHT}|\\Z)", re.DOTALL)
 _LEADING_THOUGHTS = re.compile(rf"\s*(?:{_A_THOUGHT.pattern}\s*)*", re.DOTALL)
 _TOO_MANY = f"more than {MAX_CALLS} tool calls in one turn; the rest was ignored"
-
-
-def check_format(format: str) -> None:
-    """Raises ValueError for a format that is none of FORMATS."""
-    if format not in FORMATS:
-        raise ValueError(f"unknown tool-call format {format!r}: use one of {', '.join(map(repr, FORMATS))}")
 
 
 def parse_turn(
@@ -56,24 +51,28 @@ def parse_turn(
     Raises:
         ValueError: unknown format.
     """
-    check_format(format)
+    if format not in FORMATS:
+        raise ValueError(f"unknown tool-call format {format!r}: use one of {', '.join(map(repr, FORMATS))}")
     text = THINK * thought + text
     if format == "llama3":
         return _llama3(text, _types(tools))
+    types = {} if format == "hermes" else _types(tools)
     prose, calls, errors, position = [], [], [], 0
-    for mark, end, found in _parts(_READ[format], text, {} if format == "hermes" else _types(tools)):
+    while mark := _MARK.search(text, position):
         prose.append(text[position : mark.start()])
-        position = end
-        if found is None:
+        if mark[0] == THINK:
+            position = _after(THOUGHT, text, mark.end())
             continue
         if len(calls) + len(errors) >= MAX_CALLS:
             errors.append(_TOO_MANY)
             position = len(text)
             break
-        if isinstance(found, Exception):
-            errors.append(_malformed(found))
-            continue
-        calls.append(found)
+        try:
+            call, position = _READ[format](text, mark.end(), types)
+            calls.append(call)
+        except (ValueError, RecursionError) as error:
+            errors.append(_malformed(error))
+            position = _resume(text, mark.end())
     prose.append(text[position:])
     return ParsedTurn("".join(prose).strip(), tuple(calls), tuple(errors))
 
@@ -124,12 +123,9 @@ def format_call(
 
 def detect_format(chat_template: str | None) -> str:
     """The format of the models that a chat template was written for: hermes where nothing tells."""
-    template = chat_template or ""
     for sign, format in _SIGNS.items():
-        if sign in template:
+        if sign in (chat_template or ""):
             return format
-    if _OPEN not in template and ("<|python_tag|>" in template or "ipython" in template):
-        return "llama3"
     return "hermes"
 
 
@@ -150,24 +146,6 @@ def _hermes(text: str, start: int, types: dict[str, dict]) -> tuple[ToolCall, in
     return checked_call(value), close + len(_CLOSE)
 
 
-def _parts(
-    read: Callable[[str, int, dict], tuple[ToolCall, int]] | None, text: str, types: dict[str, dict]
-) -> Iterator[tuple[re.Match, int, ToolCall | Exception | None]]:
-    """The mark and the end of each thought and call; the call that was read, or why it could not be."""
-    marks = re.compile(f"{THINK}|{_OPEN}" if read else THINK)
-    position = 0
-    while mark := marks.search(text, position):
-        found = None
-        try:
-            if mark[0] == THINK:
-                position = _after(THOUGHT, text, mark.end())
-            else:
-                found, position = read(text, mark.end(), types)
-        except (ValueError, RecursionError) as error:
-            found, position = error, _resume(text, mark.end())
-        yield mark, position, found
-
-
 def _resume(text: str, start: int) -> int:
     """Where reading goes on after a malformed call: behind its end, or at the next call."""
     again = text.find(_OPEN, start)
@@ -186,64 +164,54 @@ _SPACE = re.compile(r"\s*")
 
 @dataclass(frozen=True)
 class _Tags:
-    """How a call names its function and parameters."""
+    """How a call names its function and parameters.
+
+    A value ends at the first closing tag that another parameter or the call's end follows; no value holds the
+    end of a call.
+    """
 
     function: re.Pattern
-    parameter: re.Pattern
-    close: str  # of a value
-    next: re.Pattern  # what follows it
+    parameter: re.Pattern  # its name and value
     end: re.Pattern  # of the call
     named: str  # what is expected first
     expected: str  # and then
 
     def call(self, text: str, start: int, types: dict[str, dict]) -> tuple[ToolCall, int]:
-        name, arguments, end = self.texts(text, _SPACE.match(text, start).end())
-        kinds = types.get(name, {})
-        typed = {key: _typed(value, kinds.get(key, _TEXT)) for key, value in arguments.items()}
-        return checked_call({"name": name, "arguments": typed}), end
-
-    def texts(self, text: str, begin: int) -> tuple[str, dict[str, str], int]:
-        """Name, arguments as texts, and where the call ends.
-
-        A value ends at the first closing tag that another parameter or the call's end follows; no value
-        holds the end of a call.
-        """
-        opened = self.function.match(text, begin)
+        """One call from just after its <tool_call>, and where it ends. ValueError for a malformed one."""
+        opened = self.function.match(text, _SPACE.match(text, start).end())
         if not opened:
-            raise ValueError(f"expected {self.named} after <tool_call>")
-        position, arguments = opened.end(), {}
-        end = self.end.search(text, position)
-        last = end.start() if end else len(text)
-        while parameter := self.parameter.match(text, position):
-            name = parameter[1].strip()
-            close = text.find(self.close, parameter.end())
-            while close >= 0 and not self.next.match(text, close + len(self.close)):
-                close = text.find(self.close, close + 1)
-            if not 0 <= close < last:
-                raise ValueError(f"{self.close} is missing after {name[:60]!r}")
-            if name in arguments:
-                raise ValueError(f"the parameter {name[:60]!r} occurs twice")
-            arguments[name] = text[parameter.end() : close].removeprefix("\n").removesuffix("\n")
-            position = close + len(self.close)
-        if not end or _SPACE.match(text, position).end() != last:
+            raise ValueError(f"expected {self.named} after {_OPEN}")
+        name, position, arguments = opened[1].strip(), opened.end(), {}
+        kinds, end = types.get(name, {}), self.end.search(text, position)
+        stop = end.end() if end else position
+        while parameter := self.parameter.match(text, position, stop):
+            key, value = parameter[1].strip(), parameter[2].removeprefix("\n").removesuffix("\n")
+            if key in arguments:
+                raise ValueError(f"the parameter {key[:60]!r} occurs twice")
+            arguments[key] = _typed(value, kinds.get(key, _TEXT))
+            position = parameter.end()
+        if not end or _SPACE.match(text, position).end() != end.start():
             raise ValueError(f"expected {self.expected}")
-        return opened[1].strip(), arguments, end.end()
+        return checked_call({"name": name, "arguments": arguments}), stop
 
 
 _QWEN = _Tags(
     re.compile(r"<function=([^<>\n]{1,200})>"),
-    re.compile(r"\s*<parameter=([^<>\n]{1,200})>"),
-    "</parameter>",
-    re.compile(r"\s*(?:<parameter=[^<>\n]{1,200}>|</function>|</tool_call>)"),
+    re.compile(
+        r"\s*<parameter=([^<>\n]{1,200})>(.*?)</parameter>"
+        r"(?=\s*(?:<parameter=[^<>\n]{1,200}>|</function>|</tool_call>))",
+        re.DOTALL,
+    ),
     re.compile(r"</function>\s*</tool_call>"),
     "<function=NAME>",
-    "<parameter=NAME>, or </function> and </tool_call>",
+    "<parameter=NAME>VALUE</parameter>, or </function> and </tool_call>",
 )
 _GLM = _Tags(
     re.compile(r"([^<>\n]{1,200})"),
-    re.compile(r"\s*<arg_key>([^<>\n]{1,200})</arg_key>\s*<arg_value>"),
-    "</arg_value>",
-    re.compile(r"\s*(?:<arg_key>|</tool_call>)"),
+    re.compile(
+        r"\s*<arg_key>([^<>\n]{1,200})</arg_key>\s*<arg_value>(.*?)</arg_value>(?=\s*(?:<arg_key>|</tool_call>))",
+        re.DOTALL,
+    ),
     re.compile(r"</tool_call>"),
     "NAME",
     "<arg_key> and <arg_value>, or </tool_call>",
@@ -363,4 +331,6 @@ def _without_thoughts(text: str) -> str:
 # how calls are read from just after their mark, and written; llama3's have none
 _READ = {"hermes": _hermes, "qwen3_coder": _QWEN.call, "glm": _GLM.call}
 _WRITTEN = {"qwen3_coder": _qwen_text, "glm": _glm_text}
-_SIGNS = {"<function=": "qwen3_coder", "<arg_key>": "glm"}  # in the template of the models that write so
+# in the template of the models that write so; what comes first decides
+_SIGNS = {"<function=": "qwen3_coder", "<arg_key>": "glm", _OPEN: "hermes", "<|python_tag|>": "llama3"}
+_SIGNS |= {"ipython": "llama3"}

@@ -18,7 +18,6 @@ from agentkit.rollouts.call_formats import (
     MAX_CALLS,
     THINK,
     THOUGHT,
-    check_format,
     detect_format,
     format_call,
     parse_turn,
@@ -38,8 +37,7 @@ from agentkit.rollouts.tokens import exact_decode
 
 __all__ = ["FORMATS", "MAX_CALLS", "ChatCodec", "detect_format", "format_call", "parse_turn"]
 
-CUT = "\n[cut: {} more tokens]"
-_EACH = "For each function call"  # where HERMES says how calls are written
+CUT = "\n[cut: the reply is longer]"
 # what frames a reply and may be plain text to a tokenizer, as it is to Qwen2.5's
 _RESPONSE = ("<tool_response>", "</tool_response>")
 # what a turn is made of, and may be a token of its own
@@ -146,37 +144,31 @@ class ChatCodec:
         tokenizer: with a chat template.
         system_prompt: what the policy is told first.
         tools: JSON schemas of the tools.
-        format: how the policy writes calls, one of FORMATS; None reads it from the chat template. Where that
-            does not ask for it, the system message does.
+
+    Attributes:
+        format: how the policy writes calls, one of FORMATS: as the chat template shows, or Hermes' way, which
+            the system message asks for, where it shows none that is read here.
 
     Raises:
-        ValueError: unknown format, or a chat template that cannot carry tool calls.
+        RecipeError: a chat template that cannot carry tool calls.
     """
 
-    def __init__(self, tokenizer: Any, system_prompt: str, tools: Sequence[dict], format: str | None = None):
+    def __init__(self, tokenizer: Any, system_prompt: str, tools: Sequence[dict]):
         self.tokenizer, self.decode = tokenizer, exact_decode(tokenizer)
-        if format is not None:
-            check_format(format)
-        self.tools = list(tools)
-        self.template = template_of(tokenizer)
+        self.tools, self.template = list(tools), template_of(tokenizer)
         if tools and not self.template.ends[0]:
             raise RecipeError(
                 "what the chat template puts behind a turn is no token of this tokenizer: set chat_template "
                 "to a template of the model's own family"
             )
-        native = detect_format(self.template.text) if self.template.shows_tools else "hermes"
-        self.format = format or native
-        asked = self.template.shows_tools and native == self.format
-        if self.format != "hermes" and self.format == self.template.format:
-            asked = self.template.offers_tools()
-        self._shown = (self.tools if asked else None) or self.template.toolless
-        self.system_prompt = system_prompt
-        if self.tools and not asked:
-            shown = HERMES.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.tools))
-            if self.format != "hermes":
-                example = format_call("function_name", {"argument_name": "value"}, self.format)
-                shown = f"{shown.partition(_EACH)[0]}{_EACH}, write it like this:\n{example}"
-            self.system_prompt = f"{self.system_prompt}\n\n{shown}".strip()
+        self.system_prompt, self.format = system_prompt, "hermes"
+        self._shown = self.tools or None
+        if self.template.shows_tools:
+            self.format = self.template.format
+        elif tools:
+            listed = HERMES.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+            self.system_prompt = f"{system_prompt}\n\n{listed}".strip()
+            self._shown = None
         self.marks = marks_of(tokenizer)
         self.ends = end_of_turn_ids(tokenizer)
         self._end = self._encode(end_of_turn(tokenizer, called=True))
@@ -221,19 +213,15 @@ class ChatCodec:
         return len(ids) if ids and ids[-1] in self.ends else None
 
     def shorten(self, text: str, limit: int) -> str:
-        """A tool's reply of at most ``limit`` tokens; a mark says how much is missing."""
+        """A tool's reply of at most ``limit`` tokens; a mark says that it was longer."""
         if len(text.encode("utf-8", "replace")) <= limit:  # no token is shorter than a byte
             return text
-        large = len(text) > 16 * limit
-        text = text[: 16 * limit]  # no tokenizer is asked to read megabytes
-        ids = self.text_ids(text)
-        if len(ids) <= limit and not large:
+        ids = self.text_ids(text[: 16 * limit])  # no tokenizer is asked to read megabytes
+        if len(ids) <= limit and len(text) <= 16 * limit:
             return text
-        mark = CUT.format(len(ids))
-        keep = limit - len(self.text_ids(mark))
+        keep = limit
         while keep > 0:
-            mark = CUT.format(f"at least {len(ids) - keep}" if large else len(ids) - keep)
-            short = self.decode(ids[:keep]).rstrip("\ufffd") + mark
+            short = self.decode(ids[:keep]).rstrip("\ufffd") + CUT
             over = len(self.text_ids(short)) - limit
             if over <= 0:
                 return short

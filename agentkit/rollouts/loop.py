@@ -10,11 +10,9 @@ how a turn is sampled (policies), how a call is run (tools.runtime) and rewards.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -44,13 +42,11 @@ from agentkit.tools.runtime import (
     tool_schemas,
     tools_of,
 )
-from agentkit.trajectories import results_of
 from agentkit.verifiers import answer_of, verify
 
 _NUMBERS = count()  # of trajectories, in this process
 Factory = Callable[[], object]  # of environments
 MADE_S = 60.0  # to make an environment, which may start a container, where tool_timeout_s is less
-RESETS = 2  # of environments for one trajectory, as the service that one asks may be busy for a moment
 VERDICT_S = 120.0  # a verifier's own limits are shorter; this one is for a verifier that has none
 OUT_OF_TIME = "the wall clock ended it: raise trajectory_timeout_s, or use a faster engine or tools"
 LAST_TURN = "No turns are left for tools: answer now."
@@ -78,7 +74,6 @@ async def arollout(
     temperature: float = 1.0,
     limits: Limits = Limits(),  # noqa: B008 - frozen
     system_prompt: str = SYSTEM_PROMPT,
-    tool_format: str | None = None,
     tool_cache: ToolCache | None = None,
     tool_failures: float = 0.0,
     step: int | None = None,
@@ -95,7 +90,6 @@ async def arollout(
         temperature: of sampling; 0 is greedy.
         limits: turns, tokens and seconds.
         system_prompt: told to the policy first, where its environment has no ``system_prompt`` of its own.
-        tool_format: how calls are written (one of rollouts.call_formats.FORMATS); None reads the template.
         tool_cache: answers of tools declared pure; None asks them every time.
         tool_failures: chance that a call is answered with an error, and works when it is repeated.
         step: recorded in the trajectories; without it DataError is raised where no environment can be reset.
@@ -105,7 +99,7 @@ async def arollout(
         P * G trajectories, each with a stop_reason, an answer where there is one, the verifier's verdict, and
         among its components, under its environment's class name, what that one's ``get_reward`` gives.
     """
-    families = _families(tasks, environment, policy.tokenizer, (system_prompt, tool_format))
+    families = _families(tasks, environment, policy.tokenizer, system_prompt)
     make = partial(
         _Rollout, policy=policy, seed=seed, temperature=temperature, limits=limits, cache=tool_cache
     )
@@ -121,21 +115,15 @@ async def arollout(
 
 
 def _families(
-    tasks: Sequence[Task],
-    environment: Factory | Mapping[str, Factory],
-    tokenizer: Any,
-    chat: tuple[str, str | None],
+    tasks: Sequence[Task], environment: Factory | Mapping[str, Factory], tokenizer: Any, system_prompt: str
 ) -> dict[str, tuple[ChatCodec, Factory]]:
     """For each family its chat format, with the tools of its environment, and what makes one."""
     families = {}
     for family in {task.family: None for task in tasks}:
         make = environment[family] if isinstance(environment, Mapping) else environment
-        try:
-            made = example(make)
-        except Exception:  # tried once more, as in a trajectory
-            made = example(make)
-        system_prompt = getattr(made, "system_prompt", chat[0])
-        families[family] = ChatCodec(tokenizer, system_prompt, tool_schemas(made), chat[1]), make
+        made = example(make)
+        own = getattr(made, "system_prompt", system_prompt)
+        families[family] = ChatCodec(tokenizer, own, tool_schemas(made)), make
     return families
 
 
@@ -143,7 +131,7 @@ def prompt_lengths(
     tasks: Sequence[Task], tokenizer: Any, environment: Factory | Mapping[str, Factory]
 ) -> dict[str, int]:
     """Tokens of each task's prompt, with the tools it lists, by task id; what a reset adds is not counted."""
-    families = _families(tasks, environment, tokenizer, (SYSTEM_PROMPT, None))
+    families = _families(tasks, environment, tokenizer, SYSTEM_PROMPT)
     return {task.id: len(families[task.family][0].prompt_ids(task.prompt)) for task in tasks}
 
 
@@ -156,10 +144,12 @@ async def _gathered(rollouts: Sequence[_Rollout], policy: Policy, progress: str 
     async def one(rollout: _Rollout) -> Trajectory:
         async with slots:
             trajectory = await rollout.trajectory()
-        bar.add(trajectory)
+        bar.update()
         return trajectory
 
-    with contextlib.closing(_Bar(progress, len(rollouts))) as bar:
+    from tqdm.auto import tqdm
+
+    with tqdm(total=len(rollouts), desc=progress, unit="traj", disable=progress is None) as bar:
         running = [asyncio.ensure_future(one(rollout)) for rollout in rollouts]
         try:
             return list(await asyncio.gather(*running))
@@ -252,20 +242,16 @@ class _Rollout:
     async def _reset(self) -> str:
         """Make an environment and reset it; what that adds to the question."""
         limit_s, name = self.limits.tool_timeout_s, f"the environment of {self.task.family}"
-        for _ in range(RESETS):
-            try:
-                self.environment = await in_thread(partial(settled, self.factory), max(limit_s, MADE_S), name)
-                extra = await reset(self.environment, self.task, limit_s)
-            except DataError as error:
-                self.failure = error
-            except TimeoutError:
-                within = f"{max(limit_s, MADE_S):g} s (raise tool_timeout_s)"
-                self.failure = DataError(f"{name}: not made within {within}")
-            except Exception as error:  # of its __init__
-                self.failure = DataError(f"{name}: {blame(error)}")
-            else:
-                self.failure = None
-                return extra
+        made_s = max(limit_s, MADE_S)
+        try:
+            self.environment = await in_thread(partial(settled, self.factory), made_s, name)
+            return await reset(self.environment, self.task, limit_s)
+        except DataError as error:
+            self.failure = error
+        except TimeoutError:
+            self.failure = DataError(f"{name}: not made within {made_s:g} s (raise tool_timeout_s)")
+        except Exception as error:  # of its __init__
+            self.failure = DataError(f"{name}: {blame(error)}")
         return ""
 
     def _room(self) -> int:
@@ -384,33 +370,3 @@ def _verdict(task: Task, trajectory: Trajectory) -> Score:
 def _seed(seed: int, task: Task, index: int, turn: int) -> tuple[int, ...]:
     """Four integers that depend on the run's seed, the task, the sample and the turn, and on nothing else."""
     return seed, int.from_bytes(hashlib.sha256(task.id.encode()).digest()[:6]), index, turn
-
-
-class _Bar:
-    """Progress: trajectories done, tokens a second, the share of time that tools took, and cache hits."""
-
-    def __init__(self, label: str | None, total: int):
-        from tqdm.auto import tqdm
-
-        self._bar = tqdm(total=total, desc=label, unit="traj", disable=label is None)
-        self._start = time.perf_counter()
-        self._sums: Counter[str] = Counter()
-
-    def add(self, trajectory: Trajectory) -> None:
-        results = results_of(trajectory)
-        self._sums["tokens"] += sum(trajectory.action_mask)
-        self._sums["calls"] += len(results)
-        self._sums["hits"] += sum(result.cached for result in results)
-        self._sums["tools"] += sum(result.seconds for result in results)
-        self._sums["turns"] += sum(turn.seconds for turn in trajectory.turns)
-        sums = self._sums
-        speed = f"{sums['tokens'] / (time.perf_counter() - self._start):.0f} tokens/s"
-        share = sums["tools"] / max(sums["tools"] + sums["turns"], 1e-9)
-        hits = sums["hits"] / max(sums["calls"], 1)
-        self._bar.set_postfix_str(
-            f"{speed}, tools {share:.0%} of the time, {hits:.0%} of calls cached", refresh=False
-        )
-        self._bar.update()
-
-    def close(self) -> None:
-        self._bar.close()

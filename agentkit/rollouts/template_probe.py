@@ -23,6 +23,7 @@ from agentkit.rollouts.call_formats import THINK, THOUGHT, detect_format, parse_
 TURN = "TURN-SAID-HERE"
 REPLY = "REPLY-{}-HERE"
 _REPLY = REPLY.format(r"\d+")
+_REPLIES = [REPLY.format(0), REPLY.format(1)]
 _QUESTION = "QUESTION-ASKED-HERE"
 _SYSTEM = {"role": "system", "content": "SYSTEM-SAID-HERE"}
 _USER = {"role": "user", "content": _QUESTION}
@@ -40,7 +41,7 @@ _OPENING = re.compile(rf"(?:\s|{THINK}|{THOUGHT})*\Z")
 # that a model may write and its template does not put behind a turn
 _ENDS = ("<|eom_id|>", "<|observation|>")
 _CALLS = ("<tool_call>", '{"name"')  # how they begin
-_HEADER = re.compile(r"(?:\{% set \w+ = [^%\n]* %\})*")  # as with_arguments writes it
+_HEADER = re.compile(r"(?:\{% set \w+ = [^%\n]* %\})*")  # as with_template writes it
 # How Qwen2.5's template shows tools, which is Hermes' way
 HERMES = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with "
@@ -115,7 +116,8 @@ def with_template(tokenizer: Any, template: str = "", arguments: Mapping[str, An
     elif template:
         tokenizer.chat_template = _named(template)
     if arguments:
-        tokenizer.chat_template = with_arguments(_text(tokenizer), arguments)
+        header = "".join(f"{{% set {name} = {json.dumps(value)} %}}" for name, value in arguments.items())
+        tokenizer.chat_template = header + _text(tokenizer)
     return tokenizer
 
 
@@ -136,12 +138,6 @@ def _named(template: str) -> str:
 def on_one_day(form: str) -> str:
     """What a template that prints today's date is told, so that a prompt is the same on another day."""
     return date(2024, 7, 26).strftime(form)  # what Llama's prints where it is told none
-
-
-def with_arguments(template: str, arguments: Mapping[str, Any]) -> str:
-    """A template that is always called with these arguments."""
-    header = "".join(f"{{% set {name} = {json.dumps(value)} %}}" for name, value in arguments.items())
-    return header + template
 
 
 def _text(tokenizer: Any) -> str:
@@ -178,9 +174,9 @@ def _probed(tokenizer: Any, text: str, eos: str | None) -> "Template":
         best = better if better.faithful > best.faithful else best
     if why := best.refused():
         raise RecipeError(
-            f"the chat template cannot carry tool calls token for token: {why}. Set chat_template to a "
-            "file with one that can, or to the name of one that TRL ships, such as qwen2_5 or "
-            "qwen3_training, which the model then learns in its cold start (sft: true)"
+            f"the chat template cannot carry tool calls token for token: it does not {why}. Set "
+            "chat_template to a file with one that can, or to the name of one that TRL ships, such as "
+            "qwen2_5 or qwen3_training, which the model then learns in its cold start (sft: true)"
         )
     if best.training:
         warnings.warn(
@@ -203,15 +199,12 @@ class Template:
     Attributes:
         text: the template itself.
         training: whether it is TRL's training template in place of the model's own.
-        toolless: what it is told where there are no tools: None, or [] where it fails on that.
         faithful: 0: it rewrites a turn when replies follow; 1: it drops or rewrites thoughts; 2: neither.
     """
 
     def __init__(self, tokenizer: Any, text: str, training: bool = False):
         self.tokenizer, self.text, self.training = tokenizer, text, training
-        self.replies = [REPLY.format(i) for i in range(2)]
-        self.format, self.toolless = detect_format(text), None
-        self.toolless = None if self.render(_USER) else []
+        self.format = detect_format(text)
         self.faithful = sum(self._kept(turn) for turn in (_TURN, _THOUGHTFUL))
 
     def render(self, *messages: dict, prompt: bool = False, tools: list | None = None) -> str:
@@ -219,7 +212,7 @@ class Template:
         try:
             return self.tokenizer.apply_chat_template(
                 list(messages),
-                tools=self.toolless if tools is None else tools,
+                tools=tools,
                 tokenize=False,
                 add_generation_prompt=prompt,
                 chat_template=self.text,
@@ -230,7 +223,7 @@ class Template:
 
     def _kept(self, turn: dict) -> bool:
         """Whether a turn stays as it was when replies follow, with its thought where it has one."""
-        _, *replies = turn_with(self.replies[:1])
+        _, *replies = turn_with(_REPLIES[:1])
         before = self.render(_USER, turn).partition(TURN)[0]
         last = {"role": "assistant", "content": "the next turn"}
         texts = [self.render(_USER, turn, *replies, prompt=True), self.render(_USER, turn, *replies, last)]
@@ -238,31 +231,28 @@ class Template:
         return stays and (turn is _TURN or _THOUGHT in before)
 
     def refused(self) -> str | None:
-        """Why it cannot be used."""
-        prompt, one = self.render(_USER, prompt=True), turn_with(self.replies)
+        """What it does not do, so that it cannot be used."""
+        prompt, one = self.render(_USER, prompt=True), turn_with(_REPLIES)
         first, second = (behind(self.render(_USER, *rounds, prompt=True)) for rounds in (one, one * 2))
-        if _QUESTION not in prompt:
-            return "it does not show a question that is text"
-        if first != second or not re.search(".+".join(["", *self.replies, ""]), first, re.DOTALL):
-            return "it shows no reply of a tool"
-        if not self.faithful:
-            return "it rewrites earlier turns when tool replies follow"
-        if _SYSTEM["content"] not in self.render(_SYSTEM, _USER) or not self._stays(_SYSTEM):
-            return "it has no place for a system message, or moves it when replies follow"
+        replies = re.search(".+".join(["", *_REPLIES, ""]), first, re.DOTALL)
         said = self.render(_USER, _TURN).partition(TURN)[0]
-        begun, held = _OPENING.sub("", prompt), _OPENING.sub("", said)
-        if begun != held:
-            return f"a turn begins with {held.removeprefix(begun)[-60:]!r}, in channels that are not read"
-        if not self.written:
-            return "it shows replies in another form than they are given, and in none that is known"
-        return None
+        system = _SYSTEM["content"] in self.render(_SYSTEM, _USER)
+        needed = {
+            "show a question that is text": _QUESTION in prompt,
+            "show the replies of tools": first == second and replies,
+            "leave earlier turns as they were when replies follow": self.faithful,
+            "show a system message, and leave it in its place": system and self._stays(_SYSTEM),
+            "begin a turn as its prompt does": _OPENING.sub("", prompt) == _OPENING.sub("", said),
+            "show replies as they are given, or in a known form": self.written,
+        }
+        return next((what for what, done in needed.items() if not done), None)
 
     def _stays(self, *first: dict, tools: list | None = None) -> bool:
         """Whether a prompt stays as it was when replies follow: some show what is said first, or the tools,
         with the last question.
         """
         prompt = self.render(*first, _USER, prompt=True, tools=tools)
-        later = self.render(*first, _USER, *turn_with(self.replies), tools=tools)
+        later = self.render(*first, _USER, *turn_with(_REPLIES), tools=tools)
         return later.startswith(_OPENING.sub("", prompt))
 
     def offers_tools(self) -> bool:
@@ -275,8 +265,6 @@ class Template:
         if not self.offers_tools() or not self._stays(tools=[_TOOL]):
             return False
         said = self.render(_USER, {"role": "assistant", "content": "", "tool_calls": [_CALL]})
-        if "probe_tool" not in said:
-            return "<tool_call>" in self.render(_USER, prompt=True, tools=[_TOOL])
         text = said.removeprefix(self.render(_USER))
         start = min((i for i in map(text.find, _CALLS) if i >= 0), default=0)
         call = text[start:].partition(self.ends[1])[0] if self.ends[1] else text[start:]
@@ -288,7 +276,7 @@ class Template:
         """The first token behind a turn that replies follow, and behind the last turn; empty where that is no
         token of the tokenizer.
         """
-        replied = behind(self.render(_USER, *turn_with(self.replies), prompt=True))
+        replied = behind(self.render(_USER, *turn_with(_REPLIES), prompt=True))
         last, asked = behind(self.render(_USER, _TURN)), behind(self.render(_USER, _TURN, _USER, prompt=True))
         return self._first_token(replied), self._first_token(last) or self._first_token(asked)
 

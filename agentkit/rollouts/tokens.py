@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # who looks at stored tokens needs no torch
     import torch
 
 ROUNDING = 1e-4  # nats that a log-probability may lie above 0
-SHOWN = 5  # faults in a message
 _UNFINISHED = "\ufffd"  # what a tokenizer gives for the first bytes of a character
 _MOST_BYTES = 4  # of one character in UTF-8, so tokens that can share one
 Decode = Callable[[Sequence[int]], str]
@@ -106,10 +105,9 @@ def faults(trajectory: Trajectory, decode: Decode | None = None) -> list[str]:
         return [str(error)]
     sentences = []
     if trained := [i for i, token in enumerate(tokens) if token.mask and token.source != "model"]:
-        positions = ", ".join(map(str, trained[:SHOWN])) + (" and more" if len(trained) > SHOWN else "")
-        what = "1 token is" if len(trained) == 1 else f"{len(trained)} tokens are"
         sentences.append(
-            f"{what} trained on that no turn sampled (position {positions}): the action mask is wrong."
+            f"tokens are trained on that no turn sampled ({len(trained)}, the first at {trained[0]}): the "
+            "action mask is wrong."
         )
     if untrained := sum(token.source == "model" and not token.mask for token in tokens):
         sentences.append(f"{untrained} sampled tokens are masked out: the action mask is wrong.")
