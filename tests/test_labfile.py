@@ -52,17 +52,6 @@ def test_two_labs_import_each_their_own_module_of_one_name(tmp_path):
     assert sys.modules["random"] is kept and str(tmp_path / "v1") not in sys.path[:1]
 
 
-def test_two_labs_and_an_edited_one_import_their_own_parts_of_a_folder_of_one_name(tmp_path):
-    for version in ("v1", "v2"):
-        (tmp_path / version / "own_store").mkdir(parents=True)
-        write(tmp_path / version / "lab.py", "from own_store import prices\n")
-        write(tmp_path / version / "own_store" / "prices.py", f"name = {version!r}\n")
-    for version in ("v1", "v2", "v1"):
-        assert load_module(tmp_path / version / "lab.py").prices.name == version
-    write(tmp_path / "v1" / "own_store" / "prices.py", "name = 'edited'\n")
-    assert load_module(tmp_path / "v1" / "lab.py").prices.name == "edited"
-
-
 def test_a_module_beside_a_lab_file_hides_no_library(tmp_path, monkeypatch):
     lab = write(tmp_path / "lab.py", "from own_beside import name\nimport colorsys\n")
     write(tmp_path / "own_beside.py", "name = 1\n")
@@ -88,9 +77,3 @@ def test_loading_a_lab_file_keeps_modules_that_no_lab_file_imported(tmp_path, mo
         sizes.write_text(f"SIZE = {size}\n")
         assert size == load_module(lab).SIZE
         assert all(sys.modules[name] is module for name, module in kept.items())
-
-
-def test_a_lab_file_with_a_byte_order_mark_is_read(tmp_path):
-    lab = tmp_path / "marked_lab.py"
-    lab.write_bytes("\ufeffSIZE = 3\n".encode())
-    assert load_module(lab).SIZE == 3 and lab_digest(lab)

@@ -50,26 +50,18 @@ PERFECT = trajectory([FIRST], [SECOND], [ADD], [])
 
 
 # ---- plan
-# ------------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("tried", "value"),
-    [
+def test_the_plans_reward():
+    for tried, value in (
         (PERFECT, 1 + 0.1 - 0.02 * 4),
         (trajectory([FIRST, MALFORMED], [], success=1.0), 1 + 0.1 * 0.5 - 0.02 * 2),
         (trajectory([FIRST, MALFORMED], [], success=0.0), 0.05),
         (trajectory([], success=1.0), 0.98),
-        (trajectory([], success=None), None),
-    ],
-)
-def test_the_plans_reward(tried, value):
-    assert rewards.score(TASK, tried, rewards.plan()).reward == (
-        None if value is None else pytest.approx(value)
-    )
+    ):
+        assert rewards.score(TASK, tried, rewards.plan()).reward == pytest.approx(value)
+    assert rewards.score(TASK, trajectory([], success=None), rewards.plan()).reward is None
 
 
-@pytest.mark.parametrize(
-    ("share", "value"), [(1.0, 0.98), (0.4375, 0.0), (0.99, 0.0), (0.0, 0.0), (None, None)]
-)
+@pytest.mark.parametrize(("share", "value"), [(1.0, 0.98), (0.99, 0.0), (None, None)])
 def test_the_plan_takes_a_program_as_right_only_when_all_its_tests_pass(share, value):
     code = Task("t", "Write f.", "", {"kind": "code", "tests": [[[1], 1]], "partial": True})
     assert rewards.score(code, trajectory([], success=share), rewards.plan()).reward == value
@@ -77,63 +69,34 @@ def test_the_plan_takes_a_program_as_right_only_when_all_its_tests_pass(share, v
     assert graded == share  # a verdict of another kind may be graded
 
 
-def test_the_plan_says_where_it_differs_from_the_document():
-    """A call that parses and fails: no valid call here, and one there."""
-    failed = ToolResult("search", {"query": "it"}, "Error: it failed.", False)
-    assert rewards.format_score(TASK, trajectory([FIRST, failed], [])) == 0.5
-    for words in (rewards.plan.__doc__, rewards.format_score.__doc__):
-        assert "parses" in words
-
-
-@pytest.mark.parametrize(
-    "reward",
-    [
-        {"m": len},
-        {"m": (1.0, len)},
-        {"m": (len, "1")},
-        {"m": (len, float("nan"))},
-        {"m": None},
-        {"m": (len,)},
-        None,
-        [len],
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("reward", [{"m": len}, {"m": (1.0, len)}, {"m": (len, float("nan"))}, None], ids=str)
 def test_what_is_no_reward_is_told_how_one_looks(reward):
     with pytest.raises(ValueError, match=r"\(function, weight\)"):
         rewards.score(TASK, PERFECT, reward)
 
 
 # ---- ToolRL
-# ----------------------------------------------------------------------------------------------------------
 def call(tool, /, **arguments):
     return ToolCall(tool, arguments)
 
 
-@pytest.mark.parametrize(
-    ("called", "gold", "value"),
-    [
-        ([call("f", a=1)], [call("f", a=1)], 3.0),  # score 1 + 1 + 1 of 1 + 2
-        ([], [call("f", a=1)], -3.0),
-        ([call("f", a=2)], [call("f", a=1)], 6 * 2 / 3 - 3),  # the name and the parameter's name
-        ([call("f", b=1)], [call("f", a=1)], 6 * 1 / 3 - 3),
-        ([call("g", a=1)], [call("f", a=1)], -3.0),
-        ([call("f", a=1), call("f", a=1)], [call("f", a=1)], 6 * 2.5 / 3 - 3),  # names overlap 1 of 2
-        (
-            [call("f", a=1), call("f", a=2)],
-            [call("f", a=2), call("f", a=1)],
-            3.0,
-        ),  # each call is used once, the best first
-        ([call("f", a=1)], [call("f", a=1), call("f", a=1)], 6 * (0.5 + 2) / 5 - 3),
-        ([call("f", a=1, b=2)], [call("f", a=1, c=3)], 6 * (1 + 1 / 3 + 1) / 4 - 3),
-        ([call("f", b=2)], [call("f", a=1), call("f", b=2)], 6 * (0.5 + 2) / 5 - 3),  # no agreement, no use
-        ([], [], 3.0),
-        ([call("f")], [], -3.0),
-        ([call("f")], [call("f")], 3.0),
-    ],
-)
-def test_toolrl_match(called, gold, value):
-    assert calls.toolrl_match(called, gold) == pytest.approx(value)
+TOOLRL = [
+    ([call("f", a=1)], [call("f", a=1)], 3.0),  # score 1 + 1 + 1 of 1 + 2
+    ([], [call("f", a=1)], -3.0),
+    ([call("f", a=2)], [call("f", a=1)], 6 * 2 / 3 - 3),  # the name and the parameter's name
+    ([call("f", a=1), call("f", a=1)], [call("f", a=1)], 6 * 2.5 / 3 - 3),  # names overlap 1 of 2
+    ([call("f", a=1), call("f", a=2)], [call("f", a=2), call("f", a=1)], 3.0),  # each once, the best first
+    ([call("f", a=1)], [call("f", a=1), call("f", a=1)], 6 * (0.5 + 2) / 5 - 3),
+    ([call("f", a=1, b=2)], [call("f", a=1, c=3)], 6 * (1 + 1 / 3 + 1) / 4 - 3),
+    ([call("f", b=2)], [call("f", a=1), call("f", b=2)], 6 * (0.5 + 2) / 5 - 3),  # no agreement, no use
+    ([], [], 3.0),
+    ([call("f")], [], -3.0),
+]
+
+
+def test_toolrl_match():
+    for called, gold, value in TOOLRL:
+        assert calls.toolrl_match(called, gold) == pytest.approx(value), (called, gold)
 
 
 NAMES = st.sampled_from("fgh")
@@ -167,7 +130,6 @@ def test_a_task_without_a_plan_is_not_scored_by_its_calls():
 
 
 # ---- ToolRLA
-# ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("tried", "names", "complete", "accurate", "efficient"),
     [
@@ -227,22 +189,13 @@ def test_a_call_with_other_parameters_is_made_and_not_accurate():
 
 
 # ---- tool-call reward, both readings
-# ---------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("n", "right", "wrong"), [(0, 1.0, -1.0), (1, 1.1, -0.9), (4, 1.4, -0.6), (9, 1.4, -0.6)]
-)
-def test_the_papers_bonus(n, right, wrong):
-    for success, value in ((1.0, right), (0.0, wrong), (None, None)):
-        tried = trajectory(*[[FIRST]] * n, [], success=success)
-        assert rewards.tool_call_bonus(TASK, tried) == (None if value is None else pytest.approx(value))
-
-
-@pytest.mark.parametrize(("rounds", "wrong"), [(0, -1.0), (1, -0.9), (3, -0.7), (4, -0.6), (9, -0.6)])
-def test_the_released_codes_reward(rounds, wrong):
-    assert rewards.tool_call_reward(TASK, trajectory(*[[FIRST]] * rounds, [], success=0.0)) == pytest.approx(
-        wrong
-    )
-    assert rewards.tool_call_reward(TASK, trajectory(*[[FIRST]] * rounds, [])) == 1.0
+def test_the_papers_bonus_and_the_released_codes_reward():
+    for n, right, wrong in ((0, 1.0, -1.0), (1, 1.1, -0.9), (4, 1.4, -0.6), (9, 1.4, -0.6)):
+        for success, bonus, coded in ((1.0, right, 1.0), (0.0, wrong, wrong)):
+            tried = trajectory(*[[FIRST]] * n, [], success=success)
+            assert rewards.tool_call_bonus(TASK, tried) == pytest.approx(bonus)
+            assert rewards.tool_call_reward(TASK, tried) == pytest.approx(coded)
+    assert rewards.tool_call_bonus(TASK, trajectory([], success=None)) is None
 
 
 def test_two_calls_in_one_turn_are_one_round_and_two_calls():
@@ -271,48 +224,32 @@ def test_the_seeds_wrong_answers_score_minus_one_point_one_when_its_reward_never
 
 
 # ---- length
-# ----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("tokens", "dapo", "coded"),
-    [
-        (0, 0.0, 0.0),
-        (60, 0.0, 0.0),
-        (70, -0.25, -0.25),
-        (100, -1.0, -1.0),
-        (101, -1.0, -1.025),
-        (140, -1.0, -2.0),
-    ],
-)
-def test_overlong_at_100_tokens_with_a_buffer_of_40(tokens, dapo, coded):
-    assert rewards.dapo_overlong(100, 40)(TASK, trajectory([], tokens=tokens)) == pytest.approx(dapo)
-    assert rewards.tcr_overlong(100, 40)(TASK, trajectory([], tokens=tokens)) == pytest.approx(coded)
-
-
-@pytest.mark.parametrize("buffer", [0, -1, 101])
-def test_an_impossible_buffer_is_refused(buffer):
-    with pytest.raises(ValueError, match="buffer"):
-        rewards.dapo_overlong(100, buffer)
+def test_overlong_at_100_tokens_with_a_buffer_of_40():
+    for tokens, dapo, coded in ((60, 0, 0), (70, -0.25, -0.25), (100, -1, -1), (140, -1, -2)):
+        tried = trajectory([], tokens=tokens)
+        assert rewards.dapo_overlong(100, 40)(TASK, tried) == pytest.approx(dapo)
+        assert rewards.tcr_overlong(100, 40)(TASK, tried) == pytest.approx(coded)
+    for buffer in (0, 101):
+        with pytest.raises(ValueError, match="buffer"):
+            rewards.dapo_overlong(100, buffer)
 
 
 # ---- process
-# ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("tried", "reached"),
-    [
+def test_subgoals_are_read_from_observations():
+    failed = dataclasses.replace(FIRST, ok=False)
+    other = dataclasses.replace(FIRST, observation="The area of A is 31.")
+    for tried, reached in (
         (PERFECT, [1, 1, 1, 0]),
         (trajectory([FIRST], [FIRST], []), [1, 0, 0]),
         (trajectory([SECOND, FIRST], []), [2, 0]),
-        (trajectory([dataclasses.replace(FIRST, ok=False)], []), [0, 0]),
-        (trajectory([dataclasses.replace(FIRST, observation="The area of A is 31.")], [ADD], []), [0, 1, 0]),
-    ],
-)
-def test_subgoals_are_read_from_observations(tried, reached):
-    assert calls.subgoals(TASK, tried) == reached
-    assert rewards.process(TASK, tried) == pytest.approx(sum(reached) / 3)
+        (trajectory([failed], []), [0, 0]),
+        (trajectory([other], [ADD], []), [0, 1, 0]),
+    ):
+        assert calls.subgoals(TASK, tried) == reached
+        assert rewards.process(TASK, tried) == pytest.approx(sum(reached) / 3)
 
 
 # ---- combining
-# -------------------------------------------------------------------------------------------------------
 def constant(value):
     return lambda task, trajectory: value
 
@@ -325,26 +262,19 @@ def leaving(task, trajectory):
     raise SystemExit
 
 
-@pytest.mark.parametrize(
-    ("values", "summed"),
-    [
+def test_weighted_sums():
+    for values, summed in (
         ([2.0, 3.0], 2.0 + 0.5 * 3.0),
         ([2.0, None], 2.0),
         ([None, None], None),
         ([2.0, math.nan], None),
-        ([2.0, -math.inf], None),
         ([1e15, 1e15], None),  # too large together
-        ([True, 3], 2.5),
-    ],
-)
-def test_weighted_sums(values, summed):
-    reward = {"a": (constant(values[0]), 1.0), "b": (constant(values[1]), 0.5)}
-    assert rewards.score(TASK, PERFECT, reward).reward == summed
+    ):
+        reward = {"a": (constant(values[0]), 1.0), "b": (constant(values[1]), 0.5)}
+        assert rewards.score(TASK, PERFECT, reward).reward == summed
 
 
-@pytest.mark.parametrize(
-    "bad", [raising, leaving, constant("text"), constant(math.inf), constant(-1e39), constant(10**400)]
-)
+@pytest.mark.parametrize("bad", [raising, leaving, constant("text"), constant(10**400)])
 def test_a_component_that_fails_leaves_the_trajectory_unscored_and_is_never_zero(bad):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -357,10 +287,6 @@ def test_a_component_that_raises_says_so():
         UserWarning, match=r"component .mine. failed .test_rewards.py, line \d+: RuntimeError: no"
     ):
         rewards.score(TASK, PERFECT, {"mine": (raising, 1.0)})
-
-
-def test_an_unscored_answer_has_no_reward():
-    assert rewards.score(TASK, trajectory([], success=None), rewards.toolrl()).reward is None
 
 
 def test_in_a_group_all_rewards_are_made_of_the_same_components():
@@ -382,7 +308,6 @@ def test_product_of_components():
 
 
 # ---- the judge
-# -------------------------------------------------------------------------------------------------------
 def test_a_judges_verdict_is_a_component_and_its_silence_is_not_zero(tmp_path, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     server = judging.Server()
@@ -430,7 +355,6 @@ def test_a_judge_is_asked_about_many_answers_at_once_and_of_like_ones_once(tmp_p
 
 
 # ---- presets and recipes
-# ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", get_args(Preset))
 def test_every_preset_is_a_reward_that_scores(name):
     own = {"mine": (constant(1.0), 0.5)}
@@ -453,16 +377,6 @@ def test_overlong_answers_are_punished_from_the_published_share_on(tokens, buffe
     overlong, _ = rewards.from_recipe(Recipe(reward="tcr", max_tokens=tokens))["overlong"]
     at = [overlong(TASK, trajectory([], tokens=n)) for n in (tokens - buffer, tokens - buffer + 1)]
     assert at[0] == 0 > at[1]
-
-
-@pytest.mark.parametrize(
-    ("values", "says"),
-    [({"reward": "plam"}, "plan"), ({"reward_format": 0.2}, "unknown recipe key 'reward_format': did you mean"),
-     ({"advantage": "gae"}, "rloo"), ({"dead_groups": "hide"}, "replace")],
-)  # fmt: skip
-def test_recipes_refuse_what_does_not_exist(values, says):
-    with pytest.raises(RecipeError, match=says):
-        Recipe.from_mapping(values)
 
 
 def test_the_plans_own_solution_reaches_the_maximum_of_every_call_reward(suite):

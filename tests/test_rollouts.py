@@ -87,15 +87,6 @@ def test_the_same_seed_gives_the_same_trajectories_in_any_company(agent, suite, 
     assert [t.completion_ids for t in other] != [t.completion_ids for t in again]
 
 
-def test_members_of_a_group_differ(agent, suite, corpus):
-    policy = TransformersPolicy(*agent)
-    group = rollout(
-        list(suite)[:1], policy, environment=partial(CorpusEnvironment, corpus), group_size=8, temperature=1.5
-    )
-    assert len({t.completion_ids for t in group}) > 1
-    assert [t.sample for t in group] == list(range(8))
-
-
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1 + 1"}}\n</tool_call>'
 
 
@@ -132,7 +123,7 @@ def test_an_answer_beyond_its_verifiers_limit_is_none_and_told_of(agent):
     assert short.why == "no answer: the answer has more than 2000 characters"
 
 
-@pytest.mark.parametrize("room", [1, 25, 60, 61, 130])
+@pytest.mark.parametrize("room", [1, 60, 130])
 def test_a_trajectory_ends_where_what_the_engine_reads_does(agent, suite, corpus, room):
     """And a prompt that leaves no room is an error that says so."""
     policy, task = Says(agent[1], CALL), list(suite)[:1]
@@ -145,14 +136,6 @@ def test_a_trajectory_ends_where_what_the_engine_reads_does(agent, suite, corpus
     policy.max_length = len(free.prompt_ids)
     with pytest.raises(EngineError, match=f"has {policy.max_length} tokens, and the engine reads"):
         play()
-
-
-def test_a_malformed_call_earns_a_correction_and_goes_on(agent, suite, corpus):
-    policy = Says(agent[1], '<tool_call>\n{"name": "search"\n</tool_call>', "Answer: 3")
-    (t,) = rollout(list(suite)[:1], policy, environment=partial(CorpusEnvironment, corpus))
-    assert t.stop_reason == StopReason.ANSWER and len(t.turns) == 2
-    (result,) = t.turns[0].results
-    assert not result.ok and result.observation.startswith("Error: malformed tool call")
 
 
 class Meeting:

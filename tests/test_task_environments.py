@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 
 import pytest
 from conformance import ROW, EnvironmentConformance
@@ -30,11 +29,6 @@ PASSAGES = [
 class TestPassagesEnvironment(EnvironmentConformance):
     factory, row = PassagesEnvironment, ROW | {"passages": PASSAGES}
     calls = [ToolCall("search", {"query": "city at Vättern"}), ToolCall("search", {"query": "mayor"})]
-
-
-class TestCalculatorEnvironment(EnvironmentConformance):
-    factory = CalculatorEnvironment
-    calls = [ToolCall("calculator", {"expression": "48 / 2 + 48"})]
 
 
 def search(environment, query):
@@ -63,44 +57,25 @@ def test_a_task_sees_its_own_passages_only():
     assert search(first, "fish").observation.startswith("No passage")
 
 
-@pytest.mark.parametrize(
-    ("passages", "says"),
-    [
-        (None, r"\(here NoneType\) must be a list of at most 1000 texts, or objects with text and title"),
-        ("one text", "here str"),
-        ({"title": ["a"], "text": ["b"]}, "here dict"),
-        (5, "here int"),
+def test_a_row_without_usable_passages_is_a_sentence():
+    for passages, says in (
+        ({"title": ["a"], "text": ["b"]}, r"\(here dict\) must be a list of at most 1000 texts"),
         (["fine", 5], "passage 2 is '5'"),
-        ([None], "passage 1 is 'None'"),
-        ([["title", ["sentence"]]], "passage 1 is"),
         ([{"title": "only"}], "passage 1 is"),
-        ([{"text": 5}], "passage 1 is"),
         ([{"title": 5, "text": "t"}], "passage 1 is"),
         (["x"] * (MAX_PASSAGES + 1), "at most 1000"),
-    ],
-)
-def test_a_row_without_usable_passages_is_a_sentence(passages, says):
-    with pytest.raises(ValueError, match=says):
-        PassagesEnvironment().reset(**({} if passages is None else {"passages": passages}))
+    ):
+        with pytest.raises(ValueError, match=says):
+            PassagesEnvironment().reset(passages=passages)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a\ud800b fish",
-        "a\0fish fish",
-        "fish " * 50_000,
-        "'; DROP TABLE passage; -- fish",
-        '"fish" NEAR(',
-        "\u202efish",
-    ],
-)
-def test_hostile_passages_are_text(text):
-    environment = PassagesEnvironment()
-    environment.reset(passages=[text, {"title": text, "text": text}, "", " \n"])
-    found = search(environment, "fish")
-    assert found.ok and found.observation.startswith("[1] ")
-    found.observation.encode()
+def test_hostile_passages_are_text():
+    for text in ("a\ud800b fish", "a\0fish fish", "fish " * 50_000, '"fish" NEAR(', "\u202efish"):
+        environment = PassagesEnvironment()
+        environment.reset(passages=[text, {"title": text, "text": text}, "", " \n"])
+        found = search(environment, "fish")
+        assert found.ok and found.observation.startswith("[1] ")
+        found.observation.encode()
 
 
 @given(st.lists(st.text(max_size=20), max_size=4), st.text(max_size=20))
@@ -109,17 +84,6 @@ def test_any_query_over_any_texts_answers(passages, query):
     environment.reset(passages=passages)
     found = search(environment, query)
     assert found.ok == bool(query.strip()) and found.observation.count("\n") <= 1
-
-
-def test_threads_share_an_environment():
-    environment, found = PassagesEnvironment(), []
-    environment.reset(passages=PASSAGES)
-    threads = [threading.Thread(target=lambda: found.append(environment.search("mayor"))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert set(found) == {"[1] Its mayor is Ann <b>Berg</b> & Co."} and len(found) == 8
 
 
 def test_a_policy_meets_them_in_a_rollout(tokenizer):

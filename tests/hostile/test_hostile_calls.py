@@ -28,52 +28,23 @@ def call(inside: str) -> str:
     return f"<tool_call>{inside}</tool_call>"
 
 
-# input, then either the faults that are named or what the calls answer
+# input, and the fault that is named
 FAULTY = {
     "truncated": ('<tool_call>{"name": "calculator", "arg', "malformed"),
     "no end": (f"<tool_call>{GOOD}", "</tool_call> is missing"),
     "text after the object": (call(GOOD + " please"), "expected </tool_call>"),
-    "single quotes": (call("{'name': 'calculator'}"), "malformed"),
-    "duplicate keys": (call('{"name": "calculator", "name": "search"}'), "twice"),
-    "duplicate arguments": (
-        call('{"name": "calculator", "arguments": {"expression": "1", "expression": "2"}}'),
-        "twice",
-    ),
-    "NaN": (call('{"name": "calculator", "arguments": {"expression": NaN}}'), "NaN"),
-    "infinity": (call('{"name": "calculator", "arguments": {"expression": 1e999}}'), "too large"),
     "arguments a list": (call('{"name": "calculator", "arguments": ["1"]}'), "must be an object"),
-    "arguments a number": (call('{"name": "calculator", "arguments": 1}'), "must be an object"),
-    "arguments a string that is no object": (
-        call('{"name": "calculator", "arguments": "1 + 1"}'),
-        "malformed",
-    ),
-    "name missing": (call('{"arguments": {"expression": "1"}}'), '"name" is missing'),
-    "name empty": (call('{"name": ""}'), '"name" is missing'),
-    "name a list": (call('{"name": ["calculator"]}'), '"name" is missing'),
+    "a string that is no object": (call('{"name": "calculator", "arguments": "1 + 1"}'), "malformed"),
     "a list of calls": (call(f"[{GOOD}]"), "must be a JSON object"),
-    "nothing": (call(""), "malformed"),
     "unknown tool": (call('{"name": "shell", "arguments": {"command": "id"}}'), "there is no tool 'shell'"),
     "private method": (call('{"name": "__init__", "arguments": {}}'), "there is no tool"),
-    "reset as a tool": (call('{"name": "reset", "arguments": {}}'), "there is no tool 'reset'"),
     "attribute path": (call('{"name": "search.__globals__", "arguments": {}}'), "there is no tool"),
-    "wrong type": (call('{"name": "calculator", "arguments": {"expression": 2}}'), "must be a string"),
-    "null": (call('{"name": "calculator", "arguments": {"expression": null}}'), "must be a string"),
-    "missing argument": (call('{"name": "calculator", "arguments": {}}'), "needs the argument 'expression'"),
-    "extra argument": (
-        call('{"name": "calculator", "arguments": {"expression": "1", "self": 1}}'),
-        "has no argument",
-    ),
+    "wrong type": (call('{"name": "calculator", "arguments": {"expression": null}}'), "must be a string"),
+    "extra argument": (call(GOOD.replace("}}", ', "self": 1}}')), "has no argument"),
     "100,000 brackets": (call("[" * 100_000), "malformed"),
     "100,000 objects": (call('{"a":' * 100_000), "malformed"),
-    "a 6,000-digit integer": (
-        call('{"name": "calculator", "arguments": {"expression": ' + "9" * 6_000 + "}}"),
-        "",
-    ),
-    "lone surrogate": (call('{"name": "calculator", "arguments": {"expression": "\\ud800"}}'), "surrogates"),
-    "1 MiB of arguments": (
-        call(json.dumps({"name": "calculator", "arguments": {"expression": "1+" * 2**19}})),
-        "limit is 500",
-    ),
+    "lone surrogate": (call(GOOD.replace("1 + 1", "\\ud800")), "surrogates"),
+    "1 MiB of arguments": (call(GOOD.replace("1 + 1", "1+" * 2**19)), "limit is 500"),
     "1 MiB tool name": (call(json.dumps({"name": "x" * 2**20})), "there is no tool"),
 }
 FINE = {
@@ -109,19 +80,17 @@ def run(text: str, corpus) -> tuple[list[str], list[str]]:
     return [r.observation for r in results], faults
 
 
-@pytest.mark.parametrize("name", FAULTY)
-def test_a_faulty_call_names_its_fault_in_time(corpus, name):
-    text, says = FAULTY[name]
-    start = time.monotonic()
-    _, faults = run(text, corpus)
-    assert faults and says in faults[0]
-    assert time.monotonic() - start < 10
+def test_a_faulty_call_names_its_fault_in_time(corpus):
+    for name, (text, says) in FAULTY.items():
+        start = time.monotonic()
+        _, faults = run(text, corpus)
+        assert faults and says in faults[0], name
+        assert time.monotonic() - start < 10, name
 
 
-@pytest.mark.parametrize("name", FINE)
-def test_an_odd_call_follows_one_rule(corpus, name):
-    text, answers = FINE[name]
-    assert run(text, corpus)[0] == answers
+def test_an_odd_call_follows_one_rule(corpus):
+    for name, (text, answers) in FINE.items():
+        assert run(text, corpus)[0] == answers, name
 
 
 def test_a_hundred_thousand_mutated_calls_crash_nothing():
@@ -140,50 +109,16 @@ def test_a_hundred_thousand_mutated_calls_crash_nothing():
         assert all(isinstance(e, str) and e for e in parsed.errors)
 
 
-@pytest.mark.parametrize(
-    "inside",
-    [
-        json.dumps({"name": "t", "arguments": {"x": "y" * 2**20}}),
-        "[" * 2**20,
-        '"' + "\\" * 2**20,
-        " " * 2**20,
-    ],
-)
-def test_one_mebibyte_is_parsed_in_one_walk(inside, thread_time):
-    """Time that grew with the square of the length would be minutes on any machine."""
-    start = thread_time()
-    parse_turn(call(inside))
-    assert thread_time() - start < 3
-
-
 # ---- tool text and control tokens, for tokenizers of every kind: byte-level BPE, SentencePiece's BPE, one
 # that normalises text the second opens a turn, the last ends it; those in angle brackets alone are added as
 # Qwen does, not as special
 CONTROL = {
-    "qwen": [
-        "<|endoftext|>",
-        "<|im_start|>",
-        "<tool_call>",
-        "</tool_call>",
-        "<tool_response>",
-        "</tool_response>",
-        "<|im_end|>",
-    ],
-    "llama 3": [
-        "<|begin_of_text|>",
-        "<|start_header_id|>",
-        "<|end_header_id|>",
-        "<|python_tag|>",
-        "<|eom_id|>",
-        "<|eot_id|>",
-    ],
+    "qwen": ["<|endoftext|>", "<|im_start|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<|im_end|>"],
+    "llama 3": ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>", "<|eom_id|>", "<|eot_id|>"],
     "sentencepiece": ["<s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[TOOL_RESULTS]", "</s>"],
     "normalising": ["<pad>", "<start_of_turn>", "<tool_call>", "<end_of_turn>"],
-}
-MISTRAL = {
-    "mistral v3": "mistral_instruct_tokenizer_240323.model.v3",
-    "mistral v1": "tokenizer.model.v1",
-}  # in mistral_common
+}  # fmt: skip
+MISTRAL = {"mistral v3": "mistral_instruct_tokenizer_240323.model.v3", "mistral v1": "tokenizer.model.v1"}
 TEMPLATE = (
     "{% for m in messages %}OPEN{{ m.role }}\n{{ m.content }}END{% endfor %}"
     "{% if add_generation_prompt %}OPENassistant\n{% endif %}"

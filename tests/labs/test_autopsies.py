@@ -30,19 +30,12 @@ SMALL = {
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "kind", "success", "published"),
-    [
-        ("deepscaler", "symbolic", 1.0, 1.0),
-        ("taco_code", "code", 0.4375, 0.4375),
-        ("numina_math", "symbolic", 0.0, -1.1),
-        ("gpqa_science", "exact", 0.0, -1.1),
-        ("omni_math", "symbolic", 0.0, -1.1),
-    ],
+    ("kind", "success", "published"), [("symbolic", 1.0, 1.0), ("code", 0.4375, 0.4375), ("exact", 0.0, -1.1)]
 )
-@pytest.mark.parametrize("rounds", [0, 1, 6])
-def test_autopsy_001_scores_what_was_published(benchmark, kind, success, published, rounds):
+@pytest.mark.parametrize("rounds", [0, 6])
+def test_autopsy_001_scores_what_was_published(kind, success, published, rounds):
     """Whatever was called: that is its fault. The mended reward pays a wrong answer for each round."""
-    task = Task("t", benchmark, "7", {"kind": kind})
+    task = Task("t", "?", "7", {"kind": kind})
     called = Turn("", (0, 1), (ToolResult("code_interpreter", {"code": "1"}, "1", True),))
     tried = Trajectory(
         "t", "p", 0, 0, (1,), (2,), (1,), (0.0,), (*[called] * rounds, Turn("", (0, 1))), StopReason.ANSWER, "5", success

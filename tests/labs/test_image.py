@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import json
-import sys
 import warnings
-from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
 from conformance import EnvironmentConformance
 from opened import lab_file, opened, take_two_steps
 from says import Says
-from widget_cases import trajectory
 
-from agentkit import Task, ToolCall, compare, rewards, verify
+from agentkit import ToolCall, rewards
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import examine
-from agentkit.recipe import Recipe, project_root
-from agentkit.records import ToolResult, Turn
 from agentkit.rollouts.call_formats import format_call
 from agentkit.runs import Run
 from agentkit.tasks.expert import fill
 from agentkit.tools.corpus import Corpus
-from agentkit.tools.runtime import example
-from agentkit.views.widgets import compare_trajectories
-from agentkit.views.widgets.states import States
 
 image = lab_file("image")
 name_of = image.name_of
@@ -37,8 +29,6 @@ ORDER = [
     "No tools needed",
     "Full pipeline",
 ]
-
-
 LONG = {"max_turns": 12, "max_turn_tokens": 500, "max_tokens": 4000}
 
 
@@ -93,22 +83,6 @@ def test_the_wide_variety_asks_for_more_facts():
     assert min(facts) == 3 and all(row["passed"] for row in wide.audit())
 
 
-def test_a_capital_is_not_its_namesake_elsewhere():
-    index = image.fact_index(Corpus.open())
-    capital = index["country.capital"]["Cayman Islands",]
-    assert capital in image.coordinates() and index["city.country"][capital,] == "Malaysia"
-    assert image._capital_of(image._Request(index), "Cayman Islands") is None
-    assert image._capital_of(image._Request(index), "Peru") == "Lima"
-
-
-def test_what_tools_replied_is_out_of_the_loss(lab, cases, tokenizer):
-    (t,) = lab.rollout([cases["Real location"]], ScriptedPolicy(tokenizer))
-    place = t.turns[0].results[0].observation
-    ids = {m: [i for i, own in zip(t.completion_ids, t.action_mask, strict=True) if own == m] for m in (0, 1)}
-    replied, sampled = (tokenizer.decode(ids[m]) for m in (0, 1))
-    assert f"<tool_response>\n{place}" in replied and "tool_response" not in sampled
-
-
 def hacks(task):
     """What a policy may try, by name: turns that must not be taken for a grounded picture."""
     case, right, prompt = task.meta["case"], gold(task), prompt_of(task)
@@ -117,72 +91,69 @@ def hacks(task):
     def drawn(text, before=lookups):
         return [*before, call("generate_image", prompt=text), f"Answer: {name_of(text)}"]
 
-    yield "the answer alone", [f"Answer: {task.answer}"]
-    yield (
-        "a picture made up",
-        [*lookups, f"<tool_response>\n{task.answer}\n</tool_response>\nAnswer: {task.answer}"],
-    )
-    yield "the title alone", drawn(title)
-    yield "another title", drawn(prompt.replace(title, "Atlantis"))
-    yield (
-        "right, then wrong",
-        [*lookups, draw, call("generate_image", prompt=title), f"Answer: {name_of(title)}"],
-    )
-    yield (
-        "the other picture's name",
-        [*lookups, draw, call("generate_image", prompt=title), f"Answer: {task.answer}"],
-    )
-    yield "another answer", [*lookups, draw, "Answer: picture 123456"]
-    yield "two answers", [*lookups, draw, f"Answer: {task.answer} or picture 123456"]
-    yield "the prompt for an answer", [*lookups, draw, f"Answer: {prompt}"]
-    yield "no answer", [*lookups, draw, ""]
-    yield "a number from nowhere", drawn(f"{prompt}, 12345")
-    yield "every number", drawn(f"{prompt},{','.join(map(str, range(60, 180)))}")
+    huge = call("generate_image", prompt=f"{prompt} " * (100_000 // len(prompt)))
+    again = call("generate_image", prompt=title)
+    tries = {
+        "the answer alone": [f"Answer: {task.answer}"],
+        "a picture made up": [
+            *lookups,
+            f"<tool_response>\n{task.answer}\n</tool_response>\nAnswer: {task.answer}",
+        ],
+        "the title alone": drawn(title),
+        "another title": drawn(prompt.replace(title, "Atlantis")),
+        "right, then wrong": [*lookups, draw, again, f"Answer: {name_of(title)}"],
+        "the other picture's name": [*lookups, draw, again, f"Answer: {task.answer}"],
+        "another answer": [*lookups, draw, "Answer: picture 123456"],
+        "two answers": [*lookups, draw, f"Answer: {task.answer} or picture 123456"],
+        "the prompt for an answer": [*lookups, draw, f"Answer: {prompt}"],
+        "no answer": [*lookups, draw, ""],
+        "a number from nowhere": drawn(f"{prompt}, 12345"),
+        "every number": drawn(f"{prompt},{','.join(map(str, range(60, 180)))}"),
+        "many pictures": [*lookups, draw, draw, draw, right[-1]],
+        "a prompt of 100 kB": [*lookups, huge, right[-1]],
+        "a tool of its own": [*lookups, call("draw", prompt=prompt), right[-1]],
+        "an argument of its own": [*lookups, call("generate_image", prompt=prompt, size=9), right[-1]],
+        "a prompt that is no text": [*lookups, call("generate_image", prompt=[prompt]), right[-1]],
+        "calls after the answer": [right[-1], *lookups, draw],
+    }
     if case == "Real location":
         latitude, longitude = task.verifier["holds"][1].split()
-        yield "latitude and longitude swapped", drawn(f"{title}, {longitude} {latitude}")
-    yield "many pictures", [*lookups, draw, draw, draw, right[-1]]
-    huge = call("generate_image", prompt=f"{prompt} " * (100_000 // len(prompt)))
-    yield "a prompt of 100 kB", [*lookups, huge, right[-1]]
-    yield "a tool of its own", [*lookups, call("draw", prompt=prompt), right[-1]]
-    yield "an argument of its own", [*lookups, call("generate_image", prompt=prompt, size=9), right[-1]]
-    yield "a prompt that is no text", [*lookups, call("generate_image", prompt=[prompt]), right[-1]]
-    yield "calls after the answer", [right[-1], *lookups, draw]
-    if lookups:
-        yield "from memory", [draw, right[-1]]
-        yield "looked up too late", [draw, *lookups, right[-1]]
-        if "coordinates" in task.prompt:  # a search confirms what passages state
-            yield "searched for what it knows", [call("search", query=prompt), draw, right[-1]]
-        yield "everything that was found", drawn(f"{title} [1] {prompt} [2] 1234 5678")
-    else:
-        yield "a needless search", [call("search", query=title), draw, right[-1]]
-        yield (
-            "a needless look into the database",
-            [call("database", query=f"country of the city {title}"), *right],
-        )
+        tries["latitude and longitude swapped"] = drawn(f"{title}, {longitude} {latitude}")
     if case == "Fictional scene":
-        yield "every colour", drawn(f"{prompt}, {' '.join(image.COLOURS)}")
+        tries["every colour"] = drawn(f"{prompt}, {' '.join(image.COLOURS)}")
+    if not lookups:
+        looked = call("database", query=f"country of the city {title}")
+        return tries | {
+            "a needless search": [call("search", query=title), draw, right[-1]],
+            "a needless look into the database": [looked, *right],
+        }
+    if "coordinates" in task.prompt:  # a search confirms what passages state
+        tries["searched for what it knows"] = [call("search", query=prompt), draw, right[-1]]
+    return tries | {
+        "from memory": [draw, right[-1]],
+        "looked up too late": [draw, *lookups, right[-1]],
+        "everything that was found": drawn(f"{title} [1] {prompt} [2] 1234 5678"),
+    }
 
 
 @pytest.mark.parametrize("case", [case for case in ORDER if case != "No tools needed"])
 def test_gold_passes_and_hacks_fail(case, lab, cases, tokenizer):
-    task, names = cases[case], []
+    task = cases[case]
     (t,) = lab.rollout([task], Says(tokenizer, *gold(task)))
     assert t.success == 1.0 and t.reward == 2.0
-    for name, turns in hacks(task):
+    assert len(tries := hacks(task)) >= 18
+    for name, turns in tries.items():
         (tried,) = lab.rollout([task], Says(tokenizer, *turns))
         assert tried.success == 0.0, f"{name} passes: {turns}"
         assert tried.reward < 2.0, f"{name} earns as much as gold"
-        names.append(name)
-    assert len(set(names)) >= 18
 
 
-@pytest.mark.parametrize("separator", [",", ", ", "; ", " and longitude "])
-def test_a_place_is_held_however_its_numbers_are_divided(separator, cases):
-    prompt = f"Zalantun (47.51{separator}122.89), of 1,234,567 people"
-    assert all(image.within(fact, prompt) for fact in ("47.51 122.89", "47.51", "122.89", "1234567"))
-    assert not image.within("122.89 47.51", prompt) and not image.within("7.51 122.89", prompt)
-    assert not image.within("47.51 122.89", prompt.replace(separator, " 3 "))
+def test_a_place_is_held_however_its_numbers_are_divided():
+    for separator in (",", ", ", "; ", " and longitude "):
+        prompt = f"Zalantun (47.51{separator}122.89), of 1,234,567 people"
+        assert all(image.within(fact, prompt) for fact in ("47.51 122.89", "47.51", "122.89", "1234567"))
+        assert not image.within("122.89 47.51", prompt) and not image.within("7.51 122.89", prompt)
+        assert not image.within("47.51 122.89", prompt.replace(separator, " 3 "))
 
 
 def test_without_need_no_tool_may_be_called(lab, cases, tokenizer):
@@ -243,49 +214,19 @@ def test_the_reward_grows_with_the_facts(lab, cases, tokenizer):
 
 
 # ---- hostile rows and arguments
-def test_a_row_without_a_prompt_to_hold_is_not_scored():
-    odd = Task("t", "Draw.", "x", {"kind": "picture", "holds": ["x"], "shown": [{"passage": "x"}]})
-    made = Turn("", (0, 0), (ToolResult("generate_image", {"prompt": "x"}, name_of("x"), True),))
-    score = verify(odd, trajectory("t", None, turns=(made, Turn("x", (0, 0))), answer="x"))
-    assert score.value is None and "KeyError" in score.why
-
-
-@pytest.mark.parametrize(
-    ("table", "name", "column", "why"),
-    [
+def test_what_the_database_does_not_hold_is_a_sentence():
+    for table, name, column, why in (
         ("city", "Zubrowka", "coordinates", "no coordinates of a city 'Zubrowka'"),
-        ("city", "", "country", "there is no table 'the'"),
         ("film", "x" * 90_000, "year", "no year of a film 'xxxx"),
         ("city", "'; DROP TABLE city; --", "country", "no country of a city"),
         ("city", "\ud800\0", "country", "no country of a city"),
         ("person", "Ridley Scott", "films", "no table 'person'; there are city, country, film"),
-        ("film", "Alien", "budget", "film has no column 'budget'"),
         ("film", "Alien", "1; DROP TABLE film", "ask for"),
         ("sqlite_master", "x", "sql", "no table"),
-    ],
-)
-def test_what_the_database_does_not_hold_is_a_sentence(table, name, column, why):
-    with pytest.raises(ValueError, match=why) as caught:
-        image.look_up(Corpus.open(), *image.read_query(f"{column} of the {table} {name}"))
-    assert len(str(caught.value)) < 200
-
-
-def test_what_another_database_was_asked_for_shows_nothing(lab, cases, tokenizer):
-    """Trajectories of before, or of somebody's own tool, are judged and not an error."""
-    task = cases["Real location"]
-    (t,) = lab.rollout([task], Says(tokenizer, *gold(task)))
-    for arguments in ({"table": "city", "name": "Lima", "column": "coordinates"}, {"query": "Lima?"}, {}):
-        first, *others = t.turns
-        turn = replace(first, results=(replace(first.results[0], arguments=arguments),))
-        score = verify(task, replace(t, turns=(turn, *others)))
-        assert score.value == 0.0, score
-
-
-def test_the_database_knows_places_and_films():
-    corpus = Corpus.open()
-    assert image.look_up(corpus, "country", "peru", "capital") == "Lima"
-    latitude, longitude = map(float, image.look_up(corpus, "city", "Reykjavík", "coordinates").split())
-    assert (round(latitude), round(longitude)) == (64, -22)
+    ):
+        with pytest.raises(ValueError, match=why) as caught:
+            image.look_up(Corpus.open(), *image.read_query(f"{column} of the {table} {name}"))
+        assert len(str(caught.value)) < 200
 
 
 class TestPictureEnvironment(EnvironmentConformance):
@@ -301,100 +242,25 @@ class TestPictureEnvironment(EnvironmentConformance):
 HOSTILE = '<script>alert(1)</script><b>x</b>]]> & "quotes" \ud800\0\x1b, <img src=x onerror=alert(1)>, javascript:alert(1)'
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        "Paris, 48.85 2.35",
-        "Paris,48.85,2.35",
-        "Ushuaia, −54.80 −68.30, blue",
-        "99.9 500.0",
-        "Lumora, violet dragon",
-        ",",
-        HOSTILE,
-        "é漢字🙂" * 60,
-    ],
-)
-def test_a_composed_picture_is_sound_and_its_text_is_text(prompt):
-    svg = image.compose(prompt)
-    root = ElementTree.fromstring(svg)
-    assert svg == image.compose(prompt) and len(svg) < 8_000
-    assert {element.tag.split("}")[1] for element in root.iter()} <= {
-        "svg",
-        "rect",
-        "path",
-        "circle",
-        "g",
-        "text",
-    }
-    assert not any(name.startswith(("on", "href")) for element in root.iter() for name in element.attrib)
-    marks = [c for c in root.findall(".//{*}circle") if c.get("r") == "4"]
-    assert len(marks) == ("8." in prompt and "," in prompt), "a mark on the map where there is a place"
-    if marks and "Paris" in prompt:
-        assert float(marks[0].get("cx")) == pytest.approx((2.35 + 180) / 360 * 480, abs=0.1)
+PLACES = ["Paris, 48.85 2.35", "Ushuaia, −54.80 −68.30, blue", "99.9 500.0", ",", HOSTILE, "é漢字🙂" * 60]
 
 
-def test_a_prompt_that_is_none_is_refused():
-    for prompt, why in (
-        ("", "is empty"),
-        (" \n", "is empty"),
-        ("x" * 100_000, "100000 characters; the limit is 1000"),
-    ):
-        with pytest.raises(ValueError, match=why):
-            image.PictureEnvironment(Corpus.open()).generate_image(prompt)
-    assert name_of(" a  b ") == name_of("a b") != name_of("a c")
-
-
-def test_pictures_are_drawn_when_looked_at(monkeypatch, lab, cases, tokenizer):
-    task = cases["Multi-step"]
-    with monkeypatch.context() as patched:
-        patched.setattr(
-            sys.modules[type(example(lab.families["image"].environment)).__module__],
-            "compose",
-            lambda prompt: pytest.fail("drawn before anybody looked"),
-        )
-        (t,) = lab.rollout([task], ScriptedPolicy(tokenizer))
-    states = States(lab.environments).after_turns(task, t)
-    assert [bool(state) for state in states] == [False, False, True, False]
-    ((title, kind, data, _),) = states[2]["images"]
-    assert title.startswith(f"{task.answer}: ") and kind == "svg+xml" and data
-    widget = compare_trajectories([task], {"expert": [t]}, environments=lab.environments)
-    shown = widget.payload["tasks"][0]["columns"][0]["samples"][0]
-    assert shown["turns"][2]["state"] == states[2]
+def test_a_composed_picture_is_sound_and_its_text_is_text():
+    for prompt in PLACES:
+        svg = image.compose(prompt)
+        root = ElementTree.fromstring(svg)
+        assert svg == image.compose(prompt) and len(svg) < 8_000
+        tags = {element.tag.split("}")[1] for element in root.iter()}
+        assert tags <= {"svg", "rect", "path", "circle", "g", "text"}
+        assert not any(name.startswith(("on", "href")) for element in root.iter() for name in element.attrib)
+        marks = [c for c in root.findall(".//{*}circle") if c.get("r") == "4"]
+        assert len(marks) == ("8." in prompt and "," in prompt), "a mark where there is a place"
 
 
 # ---- measures, preflight, recipes
-def test_base_sft_and_rl_stand_side_by_side_over_the_cases(lab, suite, tokenizer):
-    tasks = suite.split("test")
-    flaws = {"base": Flaws(wrong_operation=1.0), "sft": Flaws(wrong_operation=0.4), "grpo": Flaws()}
-    policies = {
-        n: lab.rollout(tasks, ScriptedPolicy(tokenizer, f, name=n), group_size=2) for n, f in flaws.items()
-    }
-    comparison = compare(policies, tasks)
-    table = comparison.table()
-    rows = [name for name in table.index if name.startswith("Case ")]
-    assert rows == [f"Case {case}" for case in sorted(ORDER)] and list(table.columns) == list(flaws)
-    assert all("[" in cell for row in rows for cell in table.loc[row])
-    assert table.loc["Case Fictional scene", "base"].startswith("0.0 %")
-    assert table.loc["Case Fictional scene", "grpo"].startswith("100.0 %")
-    described = comparison.paired_table()["tasks"].tolist()
-    assert described.count("case Full pipeline") == 3 and "case Real location" in comparison.where(
-        "sft", "grpo"
-    )
-    measures = lab.compare_by_family(policies, tasks)
-    assert list(measures) == list(image.MEASURES)
-    held = measures["facts in the prompt"].policies
-    assert held["base"]["success"] < held["sft"]["success"] < held["grpo"]["success"] == 1.0
-
-
 @pytest.mark.parametrize(
     ("name", "noise", "flaws", "light"),
-    [
-        ("image_noisy", 0.0, 0.3, "red"),
-        ("image", 0.05, 0.02, "red"),
-        ("image", 0.05, 0.3, "amber"),
-        ("image", 0.0, 0.3, "green"),
-        ("image", 0.0, 0.02, "green"),
-    ],
+    [("image_noisy", 0.0, 0.3, "red"), ("image", 0.05, 0.02, "red"), ("image", 0.0, 0.02, "green")],
 )
 def test_preflight_refuses_noise_for_what_it_is(name, noise, flaws, light, suite, tokenizer):
     """The published remedy on rewards that are equal, and on those of a policy that is nearly always right."""
@@ -409,13 +275,6 @@ def test_preflight_refuses_noise_for_what_it_is(name, noise, flaws, light, suite
     assert item.light == light and (item in report.causes) == bool(report.causes) == (light == "red")
     if light == "red":
         assert item.values["repeatable"] < 0.5 and "Component noise" in item.advice
-
-
-def test_the_real_recipe_says_what_was_published():
-    recipe = Recipe.load(project_root() / "params" / "image-27b.yaml")
-    assert (recipe.lora_r, recipe.group_size, recipe.temperature, recipe.steps) == (32, 5, 1.0, 200)
-    assert (recipe.loss_type, recipe.clip_epsilon_high, recipe.dead_groups) == ("dapo", 0.28, "replace")
-    assert recipe.reward == "none" and recipe.lab.endswith("image_wide.py") and recipe.beta == 0
 
 
 @pytest.mark.slow

@@ -51,43 +51,30 @@ class TestInterpreter(EnvironmentConformance):
     calls = [ToolCall("code_interpreter", {"code": "6 * 7"}), ToolCall("code_interpreter", {"code": "x = 1"})]
 
 
-@pytest.mark.parametrize(
-    ("code", "shown"),
-    [
+def test_the_value_of_a_last_expression_is_shown():
+    for code, shown in (
         ("x = 3\nx + 4", "7"),
         ("x = 3", "(no output; use print)"),  # the reference wrapped this line in print(...), which broke
         ("x = 1; x + 1;  # why", "2"),
-        ("print(5)", "5"),
         ("(1 +\n 2)", "3"),
-        ("'é' + 'a'; 'é' * 3", "ééé"),
-        ("*[1, 2], 3", "(1, 2, 3)"),
         ("for i in range(3):\n    print(i)", "0\n1\n2"),
-        ("def f():\n    return 1\nf()", "1"),
         ("print = 3\nprint", "3"),
-        ("None", "(no output; use print)"),
-        ("if True:\n    5", "(no output; use print)"),
         ("from __future__ import annotations\n7", "7"),
         ("'''a\nb'''\n\n# the end", "a\nb"),
-    ],
-)
-def test_the_value_of_a_last_expression_is_shown(code, shown):
-    assert InterpreterEnvironment().code_interpreter(code) == shown
+    ):
+        assert InterpreterEnvironment().code_interpreter(code) == shown
 
 
-@pytest.mark.parametrize(
-    ("code", "says"),
-    [
+def test_a_program_that_fails_says_why():
+    for code, says in (
         ("\n\n1 / 0", "line 3"),
         ("x for x in y", "SyntaxError"),
         ("\0", "null bytes"),
         ("x = bytearray(3 * 2**30)\nx[0]", "memory"),
         ("(" * 5_000, "failed"),
-        ("-" * 90_000 + "1", "failed|memory"),
-    ],
-)
-def test_a_program_that_fails_says_why(code, says):
-    with pytest.raises(ValueError, match="(?i)" + says):
-        InterpreterEnvironment().code_interpreter(code)
+    ):
+        with pytest.raises(ValueError, match="(?i)" + says):
+            InterpreterEnvironment().code_interpreter(code)
 
 
 def test_lines_keep_their_numbers_and_the_limits_are_those_of_the_document(monkeypatch):
@@ -134,37 +121,19 @@ def test_rows_are_families_by_source_and_a_limit_is_shared_evenly(tmp_path):
         assert lab.families[source].measures and lab.families[source].relabel
 
 
-def test_a_source_that_is_not_known_has_the_same_tools(tmp_path):
-    (task,) = hub.load("open_agentrl", write(tmp_path / "a.jsonl", row("aime2025"))).tasks
-    assert task.family == "open_agentrl" and task.meta["template"] == "aime2025"
-    assert set(tools_of(Lab.open({}).environments[task.family]())) == {"code_interpreter"}
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
+def test_a_row_without_what_it_needs_is_named(tmp_path):
+    for change, says in (
         ({"reward_model": None}, "does not fit the schema"),
-        ({"reward_model": {}}, "ground_truth"),
-        ({"reward_model": {"ground_truth": None}}, "lacks 'ground_truth'"),
         ({"reward_model": {"ground_truth": 7}}, "ground_truth is int, not text"),
-        ({"reward_model": {"ground_truth": " "}}, "answer has 0 characters"),
         ({"reward_model": {"ground_truth": "9" * 5_000}}, "answer has 5000 characters"),
-        ({"data_source": None}, "lacks 'data_source'"),
         ({"data_source": ["deepscaler"]}, "data_source is list"),
-        ({"data_source": "taco_code"}, "does not fit the schema|tests hold"),
-        ({"prompt": "Why?"}, "does not fit the schema"),
         ({"prompt": []}, "question has 0 characters"),
-        ({"prompt": [{"role": "user", "content": "x" * 100_000}]}, "question has 100000 characters"),
-        ({"prompt": [{"role": "user", "content": {"text": "x"}}]}, "content is dict"),
-    ],
-    ids=str,
-)
-def test_a_row_without_what_it_needs_is_named(tmp_path, change, says):
-    path = write(tmp_path / "train.jsonl", row("deepscaler"), row("deepscaler", 1) | change)
-    with pytest.raises(DataError, match=f"row 2: .*({says})") as error:
-        hub.load("open_agentrl", path)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 500
-    assert len(hub.load("open_agentrl", path, skip_broken=True).tasks) == 1
+    ):
+        path = write(tmp_path / "train.jsonl", row("deepscaler"), row("deepscaler", 1) | change)
+        with pytest.raises(DataError, match=f"row 2: .*({says})") as error:
+            hub.load("open_agentrl", path)
+        assert "\n" not in str(error.value) and len(str(error.value)) < 500
+        assert len(hub.load("open_agentrl", path, skip_broken=True).tasks) == 1
 
 
 # ---- the published table
@@ -313,26 +282,6 @@ def test_tasks_that_the_start_never_or_always_solves_are_not_trained_on(tmp_path
     off = Lab.open(lab.recipe.used() | {"filter_rollouts": 0})
     assert len(off.train_tasks(off.load(run))) == len(suite.split("train"))
     assert "filter_rollouts is 0" in off.sift(run, None, suite)
-
-
-# ---- recipes
-def test_the_real_recipe_says_what_was_published():
-    recipe = Recipe.load(PARAMS / "tcr-4b.yaml")
-    assert (recipe.max_prompt_tokens, recipe.max_tokens, recipe.max_turns, recipe.group_size) == (
-        2560,
-        10_480,
-        16,
-        8,
-    )
-    assert (recipe.clip_epsilon, recipe.clip_epsilon_high, recipe.beta, recipe.loss_type) == (
-        0.2,
-        0.28,
-        0.0,
-        "dapo",
-    )
-    assert (recipe.prompts_per_step, recipe.minibatches, recipe.epochs) == (4, 4, 3)
-    assert recipe.reward == "tcr" and recipe.filter_rollouts == 8
-    assert set(SOURCES) <= set(Lab.open(recipe).contents().loc["family", "name"])
 
 
 @pytest.mark.slow
