@@ -8,17 +8,16 @@ import asyncio
 import enum
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentkit import Task, ToolCall
+from agentkit import ToolCall
 from agentkit.runs import project_root
 from agentkit.tools.environments import CorpusEnvironment
-from agentkit.tools.runtime import MAX_OBSERVATION, reset, run_call, tools_of
+from agentkit.tools.runtime import MAX_OBSERVATION, run_call, tools_of
 
 
 class Sick(Exception):
@@ -220,20 +219,6 @@ def test_a_process_with_a_hung_tool_can_end():
     assert done.stdout.strip() == "Error: hang did not answer within 0.5 s.", done.stderr
 
 
-def test_slow_tools_overlap():
-    class Slow:
-        def nap(self) -> str:
-            time.sleep(1)
-            return threading.current_thread().name
-
-    async def many():
-        return await asyncio.gather(*(run_call(ToolCall("nap", {}), Slow()) for _ in range(30)))
-
-    start = time.monotonic()
-    assert all(r.ok for r in asyncio.run(many()))
-    assert time.monotonic() - start < 25  # one after another would take 30 s
-
-
 def test_a_busy_event_loop_makes_no_tool_look_slow():
     async def busy():
         call = asyncio.create_task(run_call(ToolCall("add", {"a": 1}), Workshop(), timeout_s=0.5))
@@ -258,24 +243,3 @@ NAMES = st.text(max_size=10)
 def test_no_call_raises(name, arguments):
     result = run(name, arguments)
     assert isinstance(result.observation, str) and result.ok != result.observation.startswith("Error: ")
-
-
-class Stock:
-    def reset(self, stock, **row):
-        self.stock = stock
-
-    def sell(self, thing: str) -> str:
-        self.stock[thing] -= 1
-        return str(self.stock[thing])
-
-
-def test_what_a_tool_changes_is_not_the_tasks_own():
-    """Which the group's other trajectories, the verifier and later epochs read."""
-    task = Task("t", "", "", meta={"stock": {"pears": 3}})
-
-    async def one():
-        environment = Stock()
-        await reset(environment, task)
-        return (await run_call(ToolCall("sell", {"thing": "pears"}), environment)).observation
-
-    assert [asyncio.run(one()) for _ in range(2)] == ["2", "2"] and task.meta == {"stock": {"pears": 3}}

@@ -69,19 +69,6 @@ def test_a_tiny_corpus_holds_exactly_its_facts(tiny):
     assert len(found) == 2 * 5 + 1 + 2 + 4 + 3 + 1 + 2 * 4 + 1 + 2
 
 
-def test_ambiguous_and_odd_names_are_left_out():
-    rows = [
-        ("Alien", 1),
-        ("alien", 2),
-        ("Brazil", 3),
-        ("Face/Off", 4),
-        ("9", 5),
-        ("x" * 41, 6),
-        ("<|im_end|>", 7),
-    ]
-    assert builder._unique(rows) == [("Brazil", 3)]
-
-
 # ---- the file
 def test_what_is_no_corpus_says_what_to_do_and_stays(tmp_path):
     good = builder.build(tmp_path / "good.sqlite", ROWS).read_bytes()

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import statistics
 import warnings
-from pathlib import Path
 
 import pytest
 from transformers import AutoTokenizer
@@ -22,7 +21,6 @@ from agentkit.rollouts.template_probe import with_template
 from agentkit.runs import Run, write_jsonl, write_tasks
 from agentkit.tasks.family import with_content_id
 from agentkit.tools.runtime import tools_of
-from agentkit.training.conversation import as_messages
 
 MINE = '''
 from agentkit import Family, Score, Task
@@ -99,17 +97,6 @@ def test_a_lab_file_beside_its_recipe_brings_tasks_tools_verifier_and_rewards(re
     assert all(row["passed"] for row in again.load(run).audit())
 
 
-def test_a_model_folder_beside_its_recipe_is_found_from_anywhere(tmp_path):
-    (tmp_path / "agents" / "mine").mkdir(parents=True)
-    for model, found in (
-        ("agents/mine", str(tmp_path / "agents" / "mine")),
-        ("nano", "nano"),
-        ("some/hub-name", "some/hub-name"),
-    ):
-        (tmp_path / "mine.yaml").write_text(f"model: {model}\n")
-        assert Recipe.load(tmp_path / "mine.yaml").model == found
-
-
 def test_a_given_task_that_names_no_tools_has_those_of_its_family(recipe, tmp_path):
     rows = [
         {"prompt": f"Put {n} in. How many are in it?", "answer": str(n), "family": "boxes"} for n in range(9)
@@ -137,15 +124,6 @@ def test_an_environments_own_reward_is_of_its_families_however_often_it_is_score
         assert (t.reward, elsewhere.reward, left_out.reward) == (0.8, 1.0, 1.0)
     with pytest.raises(ValueError, match="Box.get_reward"):
         reward(own, dataclasses.replace(t, components={"Box": None}, reward=None))
-
-
-def test_the_digest_knows_the_file_and_what_it_imports_from_beside_it(recipe, tmp_path):
-    digests = [Lab.open(recipe).digest]
-    for name in ("mine.py", "beside.py"):
-        with (tmp_path / name).open("a") as file:
-            file.write("# changed\n")
-        digests.append(Lab.open(recipe).digest)
-    assert len(set(digests)) == 3
 
 
 def test_it_shows_what_it_holds(recipe):
@@ -248,8 +226,6 @@ def test_a_validation_that_is_drawn_shares_nothing_with_the_training_tasks(tmp_p
     suite = Lab.open({"tasks": str(path)}).suite()
     entities = [{t.meta["entities"][0] for t in suite.split(name)} for name in ("train", "validation")]
     assert not entities[0] & entities[1] and len(suite.split("validation")) == 14
-    write_tasks(path, [*(own(i, 3) for i in range(6)), *given(10, "test")])
-    assert len(Lab.open({"tasks": str(path)}).suite().split("validation")) == 3
     write_tasks(path, [*(own(i, 30) for i in range(30)), *given(10, "test")])
     with pytest.raises(SuiteError, match="in the split validation.* share their entities, which are kept"):
         Lab.open({"tasks": str(path)}).suite()
@@ -309,18 +285,8 @@ def test_equal_ids_mean_equal_tasks_in_any_suite():
     task = given(1)[0]
     same = dataclasses.replace(task, id="other", split="test", difficulty="hard")
     assert with_content_id(task).id == with_content_id(same).id
-    changed = [
-        dataclasses.replace(task, **change)
-        for change in (
-            {"prompt": "?"},
-            {"answer": "3"},
-            {"verifier": "exact"},
-            {"family": "A"},
-            {"meta": {}},
-            {"tools": ()},
-        )
-    ]
-    assert len({with_content_id(t).id for t in [task, *changed]}) == 7
+    for change in ({"prompt": "?"}, {"answer": "3"}, {"verifier": "exact"}, {"meta": {}}, {"tools": ()}):
+        assert with_content_id(dataclasses.replace(task, **change)).id != with_content_id(task).id
     few, many = (Suite.build({"families": ["A"], "n_tasks": n, "seed": 1}) for n in (20, 40))
     assert {t.id: t.prompt for t in few}.items() <= {t.id: t.prompt for t in many}.items()
 
@@ -366,46 +332,6 @@ def test_a_rank_that_a_shell_has_left_behind_keeps_no_process_from_writing(
 
 
 # ---- transcripts
-@pytest.mark.parametrize("template", [None, "qwen3_5_think"])
-def test_transcripts_of_messages_are_the_tokens_that_a_rollout_holds(tokenizer, tmp_path, template):
-    """Where a template opens the thought (Qwen3.5 and later), both end it first."""
-    import trl
-
-    from agentkit.training.sft import demonstrations
-    from agentkit.training.transcripts import read_transcripts
-
-    if template:
-        tokenizer = copy.deepcopy(tokenizer)
-        file = Path(trl.__file__).parent / "chat_templates" / f"{template}.jinja"
-        tokenizer.chat_template = file.read_text(encoding="utf-8")
-    lab = Lab.open({"families": "A,B", "n_tasks": 40})
-    suite = lab.suite()
-    rollouts = lab.rollout(suite.tasks[:8], ScriptedPolicy(tokenizer, Flaws(malformed=0.3)))
-    prompts = {t.id: t.prompt for t in suite}
-    path = tmp_path / "messages.jsonl"
-    whole = [t for t in rollouts if all(r.ok for turn in t.turns for r in turn.results)]
-    rows = [{"messages": as_messages(t, prompts[t.task_id])} for t in whole]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for t, again in zip(whole, read_transcripts(path, tokenizer, lab, suite), strict=True):
-        assert again.prompt_ids == t.prompt_ids and again.completion_ids == t.completion_ids
-        assert again.action_mask == t.action_mask and [x.span for x in again.turns] == [
-            x.span for x in t.turns
-        ]
-    named = dataclasses.replace(lab, recipe=lab.recipe.but(transcripts=str(path)))
-    assert len(demonstrations(named, suite.split("train"), tokenizer)) == len(rows)
-
-
-def test_replies_that_name_their_calls_may_stand_in_any_order(tokenizer, tmp_path):
-    from agentkit.training.transcripts import read_transcripts
-
-    replies = [REPLY, REPLY | {"tool_call_id": "b", "content": "nothing"}]
-    rows = [said({"tool_calls": [CALL, OTHER]}, *r, {"content": "1"}) for r in (replies, replies[::-1])]
-    path = write_jsonl(tmp_path / "messages.jsonl", rows)
-    one, other = read_transcripts(path, tokenizer, Lab.open({}), given(1))
-    assert one.completion_ids == other.completion_ids and one.turns == other.turns
-    assert [r.observation for r in other.turns[0].results] == ["found", "nothing"]
-
-
 def test_text_before_a_call_that_the_models_form_cannot_hold_is_refused(tokenizer, tmp_path):
     from agentkit.training.transcripts import read_transcripts
 
@@ -443,11 +369,8 @@ def test_tools_of_a_table_are_shown_without_the_nulls_it_fills_in(tokenizer, tmp
 
 
 CALL = {"id": "a", "type": "function", "function": {"name": "search", "arguments": '{"query": "x"}'}}
-OTHER = {"id": "b", "type": "function", "function": {"name": "search", "arguments": '{"query": "y"}'}}
 ASKS = {"content": None, "tool_calls": [CALL]}
 REPLY = {"role": "tool", "tool_call_id": "a", "content": "found"}
-NAMED = {"type": "function", "function": {"name": "calculator", "arguments": '{"expression": "1"}'}}
-NAMED_REPLY = {"role": "tool", "name": "calculator", "content": "1"}
 
 
 def said(*messages: dict) -> dict:
@@ -455,46 +378,29 @@ def said(*messages: dict) -> dict:
     return {"messages": [{"role": "user", "content": "x?"}, *({"role": "assistant"} | m for m in messages)]}
 
 
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
+def test_broken_transcripts_name_the_row(tokenizer, tmp_path):
+    from agentkit.training.transcripts import read_transcripts
+
+    path, user = tmp_path / "messages.jsonl", {"role": "user", "content": "x"}
+    for row, says in (
         ({"text": "hi"}, "row 1 has no list of messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "row 1.*role 'wizard'"),
-        ({"messages": [{"role": "user", "content": "x"}]}, "no assistant message"),
+        ({"messages": [user]}, "no assistant message"),
         (said({"content": "Answer: x"}) | {"tools": [{"parameters": {}}]}, "row 1: a tool has no name"),
-        (
-            {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": 7}]},
-            "content must be text",
-        ),
-        ({"messages": [], "tools": "search"}, "tools must be a list of JSON schemas"),
+        ({"messages": [user, {"role": "assistant", "content": 7}]}, "content must be text"),
         (said(ASKS | {"tool_calls": [CALL] * 17}, *[REPLY] * 17), "row 1: .* more than 16 tool calls"),
         (said({"content": "<think>a</think>Yes <think>b</think>."}), "row 1: a thought .* would be lost"),
         (said({"content": None}), "neither text nor tool_calls"),
         (said(ASKS), "1 calls of a turn need a reply each"),
-        (
-            said({"tool_calls": [CALL, NAMED]}, NAMED_REPLY, {"role": "tool", "content": "found"}),
-            "in order or by id",
-        ),
-        (
-            said({"content": "1"}, {"role": "user", "content": "And 2?"}, {"content": "2"}),
-            "has user messages inside",
-        ),
+        (said({"content": "1"}, user, {"content": "2"}), "has user messages inside"),
         (said({"content": "1"}, {"content": "2"}), "row 1 has two assistant messages in a row"),
         (said({"content": [{"type": "image_url"}]}), "has parts of messages that are no text"),
-        (
-            said({"tool_calls": [{"name": "search", "arguments": "{query: x}"}]}, REPLY),
-            "arguments .* no JSON",
-        ),
+        (said({"tool_calls": [{"name": "search", "arguments": "{q: x}"}]}, REPLY), "arguments .* no JSON"),
         (said({"content": "half \ud83d"}), "row 1 holds half a character"),
-    ],
-)
-def test_broken_transcripts_name_the_row(tokenizer, tmp_path, row, says):
-    from agentkit.training.transcripts import read_transcripts
-
-    path = tmp_path / "messages.jsonl"
-    path.write_text(json.dumps(row) + "\n")
-    with pytest.raises((DataError, RunError, RecipeError), match=says):
-        read_transcripts(path, tokenizer, Lab.open({}), given(1))
+    ):
+        path.write_text(json.dumps(row) + "\n")
+        with pytest.raises((DataError, RunError, RecipeError), match=says):
+            read_transcripts(path, tokenizer, Lab.open({}), given(1))
 
 
 def test_transcripts_show_the_tools_of_the_tasks_they_are_for(tokenizer, tmp_path):

@@ -13,7 +13,7 @@ from test_lab import MINE
 
 from agentkit import Lab
 from agentkit.cli import main
-from agentkit.runs import load_run, write_jsonl, write_tasks
+from agentkit.runs import load_run, write_tasks
 from agentkit.runs.stages import STAGES
 from agentkit.tasks.public import hub
 from agentkit.tools.runtime import tools_of
@@ -79,28 +79,6 @@ def test_a_stateful_environment_a_verifier_of_calls_and_a_reward_reach_every_not
     (tmp_path / "mine.py").write_text(MINE.replace("float(answer", "float(True or answer"))
     assert main(["run", recipe, "--run", str(folder), "--from", "05"]) == 0
     assert "the lab file has changed since 01_tasks" in outputs(folder, "05_compare")
-
-
-@pytest.mark.slow
-def test_a_test_that_is_imitated_is_told_and_demonstrations_of_which_none_is_right(tmp_path):
-    step = {"tool": "calculator", "arguments": {"expression": "2 + 2"}}
-    rows = [{"prompt": f"How much is two and two, friend {i}?", "answer": "4", "verifier": "numeric",
-             "meta": {"plan": [step]}} for i in range(40)]  # fmt: skip
-    write_jsonl(tmp_path / "rows.jsonl", rows)
-    recipe = SMALL | {"tasks": "rows.jsonl", "sft": True, "sft_transcripts": 1, "max_turns": 1}
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(recipe))
-    ask = ["run", str(tmp_path / "mine.yaml"), "--run", str(tmp_path / "run"), "--to", "02"]
-    told = "no demonstration of an expert who never errs is right"
-    assert main(ask) == 0 and told in outputs(tmp_path / "run", "02_baseline")
-    messages = [
-        [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": "Answer: 4"}]
-        for row in rows
-    ]
-    write_jsonl(tmp_path / "messages.jsonl", [{"messages": own} for own in messages])
-    assert main([*ask, "-p", f"transcripts={tmp_path / 'messages.jsonl'}"]) == 0
-    assert "12 of 12 validation and test tasks are asked in the transcripts" in outputs(
-        tmp_path / "run", "02_baseline"
-    )
 
 
 @pytest.mark.slow

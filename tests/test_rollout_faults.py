@@ -14,8 +14,6 @@ import pytest
 from says import Says
 
 from agentkit import StopReason, Task, rollout
-from agentkit.lab import Lab
-from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.records import DataError, EngineError
 from agentkit.rollouts import Limits, arollout
 from agentkit.rollouts.call_formats import format_call
@@ -159,14 +157,6 @@ def test_an_environment_that_cannot_be_made_is_one_that_cannot_be_reset(tokenize
     assert sum(t.success or 0.0 for t in found) == 7
 
 
-def test_a_tool_that_raises_is_an_observation(tokenizer, tools):
-    found = whole(
-        rollout([TASK], calls(tokenizer, "work", how="raise"), environment=tools, group_size=8, limits=ROOMY)
-    )
-    observations = sorted(t.turns[0].results[0].observation for t in found)
-    assert observations == ["Error: OSError: the disk is gone."] + ["fine"] * 7
-
-
 def test_where_no_environment_can_begin_it_is_said_but_a_training_goes_on(tokenizer, tools):
     def reset(self, **row):
         raise OSError("no database")
@@ -284,15 +274,6 @@ def test_eight_rollouts_that_ask_the_same_cost_one_call(tokenizer):
     assert tool_metrics(plain)["tool_slowest_seconds"] >= 0.05 and math.isclose(
         tool_metrics([])["tool_seconds"], 0
     )
-
-
-def test_the_cache_lies_in_the_users_folder(tokenizer, suite, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    tasks, hits = list(suite)[:3], []
-    for _ in range(2):
-        sampled = rollout(tasks, ScriptedPolicy(tokenizer, Flaws()), **Lab.open({}).options())
-        hits.append(tool_metrics(sampled)["tool_cache_hits"])
-    assert hits[0] < hits[1] == 1.0 and (tmp_path / "agentkit" / "tools.sqlite").exists()
 
 
 def test_two_thousand_trajectories_at_once_with_slow_tools(tokenizer):

@@ -6,16 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-import subprocess
-import sys
 
 import pytest
 
 from agentkit import Family, Suite, Task, rollout, tool, verifiers
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.records import StopReason, Trajectory
-from agentkit.rewards import of_environments, score
-from agentkit.runs.run import project_root
+from agentkit.rewards import score
 
 PRICES = {"apple": 3, "bread": 14, "candle": 26, "drum": 489, "egg": 2, "fork": 17, "globe": 145, "honey": 32}
 
@@ -111,15 +108,6 @@ def test_async_user_code_gives_the_same_in_a_script_and_in_a_kernel(tokenizer, k
     assert (scored.reward, scored.components["patience"]) == (1.0, 0.5)
 
 
-def test_a_child_process_runs_it_too():
-    code = "import test_user_code as t; from agentkit import verifiers; verifiers.register(t.STYLES)\n"
-    code += "print([verifiers.check(kind, 'a', 'a').value for kind in t.STYLES])"
-    child = subprocess.run(
-        [sys.executable, "-c", code], cwd=project_root(__file__) / "tests", capture_output=True, text=True
-    )
-    assert child.stdout == "[1.0, 1.0, 1.0]\n", child.stderr
-
-
 def test_an_asynchronous_client_lives_from_one_verdict_to_the_next():
     """Its connections belong to one event loop: a new one for each verdict would close them."""
     loops = set()
@@ -152,21 +140,3 @@ def test_async_user_code_that_raises_says_so(place):
     with pytest.warns(UserWarning, match="'failing' failed .*RuntimeError: no answer from the judge"):
         scored = PLACES[place](lambda: score(Task("t", "q", "a"), t, {"failing": (failing, 1.0)}))
     assert scored.reward is None
-
-
-@pytest.mark.parametrize(
-    ("get_reward", "why"),
-    [
-        (lambda self: 1 / 0, "ZeroDivisionError: division by zero"),
-        (lambda self: float("nan"), "it gave nan"),
-        (lambda self: "much", "could not convert string to float"),
-    ],
-)
-def test_an_environments_reward_that_fails_keeps_its_reason(tokenizer, get_reward, why):
-    made = type("Moody", (Shop,), {"get_reward": get_reward})
-    task = Task("t", "What is the price of egg?", "2", family="shop", meta={"plan": []})
-    (t,) = rollout([task], ScriptedPolicy(tokenizer, Flaws()), environment=made)
-    assert t.success == 1.0 and t.components == {"Moody": None}
-    assert "Moody.get_reward failed: " in t.why and why in t.why
-    with pytest.warns(UserWarning, match=f"'Moody' failed .*Moody.get_reward failed: .*{why}"):
-        assert score(task, t, of_environments({"shop": made})).reward is None

@@ -79,12 +79,8 @@ def turn_ids(tokenizer: Any, before: Sequence[int], text: str, called: bool) -> 
     return ids
 
 
-def marks_of(tokenizer: Any) -> "Marks":
-    return _marks(tokenizer, len(tokenizer.added_tokens_decoder))  # a test may add some
-
-
 @lru_cache(maxsize=16)
-def _marks(tokenizer: Any, count: int) -> "Marks":
+def marks_of(tokenizer: Any) -> "Marks":
     return Marks(tokenizer)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import nbformat
 import papermill
 import pytest
@@ -122,10 +120,6 @@ def test_a_hacked_or_hostile_program_fails_with_a_clear_verdict():
         assert drawing.pixel_accuracy(LINES, trajectory(LINES.id, 0.0, answer=answer)) < 1.0, name
 
 
-def test_what_lies_outside_changes_nothing():
-    assert drawing.drawn(LINES, fenced(HOSTILE["outside"])) == [[0] * 9] * 9
-
-
 def test_drawing_nothing_on_a_blank_target_is_no_task():
     blank = [[0, 0], [0, 0]]
     with pytest.raises(ValueError, match="asks for nothing"):
@@ -141,17 +135,6 @@ def test_random_drawings_make_a_sound_suite():
     assert len({task.prompt for task in many}) == 50 and drawing.drafts(50, 1) == many
     strokes = [task.answer.count("draw") for task in many]
     assert 1 <= min(strokes) < 4 and 16 < max(strokes) <= drawing.MOST_STROKES
-
-
-def test_each_stroke_of_a_random_drawing_is_seen_and_could_be_no_other_kind():
-    for task in drawing.drafts(20, 2):
-        lines = task.answer.splitlines()
-        for i in range(1, len(lines) - 1):
-            assert drawing.drawn(task, "\n".join([*lines[:i], *lines[i + 1 :]])) != grid_of(task), lines[i]
-        ends = re.findall(r"draw_(line|rectangle)\(img, \((\d+), (\d+)\), \((\d+), (\d+)\)", task.answer)
-        for kind, *numbers in ends:
-            x1, y1, x2, y2 = map(int, numbers)
-            assert (x1 == x2, y1 == y2).count(True) == (kind == "line") and (x1, y1) < (x2, y2)
 
 
 # ---- the reward, and what is shown
