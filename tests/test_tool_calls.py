@@ -263,12 +263,11 @@ TYPED = [{"type": "function", "function": {"name": "t", "parameters": {
     "type": "object", "properties": {name: schema for name, (schema, _) in KINDS.items()}}}}]  # fmt: skip
 
 
-@pytest.mark.parametrize("format", ["qwen3_coder", "glm"])
-def test_values_keep_their_types_both_ways(format):
+def test_values_keep_their_types_both_ways():
     for name, (_, values) in KINDS.items():
         for value in values:
-            written = format_call("t", {name: value}, format, TYPED)
-            (call,) = parse_turn(written, format, TYPED).calls
+            written = format_call("t", {name: value}, "qwen3_coder", TYPED)
+            (call,) = parse_turn(written, "qwen3_coder", TYPED).calls
             assert (call.arguments, type(call.arguments[name])) == ({name: value}, type(value)), written
 
 
