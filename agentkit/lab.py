@@ -163,10 +163,10 @@ class Lab:
         name, _, file = recipe.tasks.partition(":")
         if name in hub.SOURCES:
             place = file and (file if os.path.isdir(file) else find_file(file))
-            loaded = hub.load(name, place or None, limit=recipe.n_tasks, skip_broken=True)
-            if loaded.skipped:
-                warnings.warn(f"{len(loaded.skipped)} rows left out: {loaded.skipped[0]}", stacklevel=2)
-            return self.adopt(Suite(loaded.tasks))
+            tasks, broken = hub.load(name, place or None, limit=recipe.n_tasks)
+            if broken:
+                warnings.warn(f"{len(broken)} rows left out: {broken[0]}", stacklevel=2)
+            return self.adopt(Suite(tasks))
         if recipe.tasks:
             return self.adopt(Suite.load(find_file(recipe.tasks)))
         spec = {"families": recipe.families, "n_tasks": recipe.n_tasks, "seed": recipe.suite_seed}

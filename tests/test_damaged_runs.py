@@ -162,7 +162,6 @@ CASES = {
     "a step as text": (lines(METRICS, lambda found: found[2].update(step="2")), ("alarms", "report"), "step is '2'"),
     "metrics twice": (lines(METRICS, lambda found: found + found), ("alarms", "report"), "step 0 has several rows"),
     "a gap": (lines(METRICS, lambda found: found[:1] + found[3:]), ("alarms", "report"), "gap: steps 1 to 2 have no row"),
-    "an alarm of another form": (lines(ALARMS, lambda found: found[0].update(evidence=None)), ("report",), "evidence is None"),
     # the others
     "a suite's prompt": (lines(SUITE, lambda found: found[2].update(prompt=5)), ("audit", "compare"), "task 3 .*prompt is 5; it should be text"),
     "a suite's task twice": (lines(SUITE, lambda found: found + found[:1]), ("audit", "compare"), "task t0 occurs twice"),

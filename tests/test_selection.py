@@ -241,7 +241,7 @@ def test_a_group_of_equal_rewards_lives_where_the_estimator_still_learns_from_it
     for estimator, dead in (("group", True), ("rloo", True), ("turn", False)):
         recipe, known = Recipe(advantage=estimator), {"t": Task("t", "", "1")}
         assert teaches_nothing(known, {}, recipe, alike) is dead, estimator
-        assert dead_groups([alike], 2, partial(teaches_nothing, known, {}, recipe)).values["seen"] == dead
+        assert dead_groups([alike], partial(teaches_nothing, known, {}, recipe)).values["seen"] == dead
 
 
 @pytest.mark.parametrize("estimator", advantages.ESTIMATORS)

@@ -9,7 +9,6 @@ from statistics import fmean
 import pandas as pd
 
 from agentkit.diagnostics.rules import Alarm
-from agentkit.evaluation import task_success
 from agentkit.evaluation.summary import easy_first
 from agentkit.records import Task, Trajectory
 
@@ -21,7 +20,7 @@ STABILITY = ("kl_spike", "gradient_spike", "engine_mismatch", "mode_collapse")
 def answers(
     metrics: pd.DataFrame, alarms: Sequence[Alarm] = (), by_kind: pd.DataFrame | None = None
 ) -> dict[str, str]:
-    """Did it learn, when, where, at what cost; what did it trade, is it hacking, stable; what to change.
+    """Did it learn, where, at what cost; what did it trade, is it hacking, stable; what to change.
 
     Args:
         metrics: train/metrics.jsonl, one row a step.
@@ -31,10 +30,7 @@ def answers(
     metrics = metrics.apply(pd.to_numeric, errors="coerce")
     metrics = metrics.drop_duplicates("step", keep="last").sort_values("step")
     steps = metrics[metrics["step"] > 0]
-    if "val_success" not in metrics:
-        metrics = metrics.assign(val_success=float("nan"))
-    validated = metrics.dropna(subset="val_success")
-    sentences = {"Did it learn?": _learnt(validated), "When?": _when(validated)}
+    sentences = {"Did it learn?": _learnt(metrics)}
     if by_kind is not None and len(by_kind):
         points = (100 * by_kind["change"]).map("{:+z.0f}".format)
         best, worst = by_kind["change"].idxmax(), by_kind["change"].idxmin()
@@ -42,9 +38,10 @@ def answers(
             f"Most on {best} ({points[best]} points), least on {worst} ({points[worst]} points)."
         )
     if "seconds" in steps:
-        minutes, each = steps["seconds"].sum() / 60, steps["seconds"].sum() / max(len(steps), 1)
-        sentences["At what cost?"] = f"{minutes:.1f} minutes of training, {each:.1f} s a step."
-    sentences["What did it trade?"] = _trades(steps)
+        seconds = steps["seconds"]
+        sentences["At what cost?"] = f"{seconds.sum() / 60:.1f} minutes, {seconds.mean():.1f} s a step."
+    trades = [f"{early:.3g} to {late:.3g} {unit}" for early, late, unit in _trades(steps)]
+    sentences["What did it trade?"] = f"From the first steps to the last: {'; '.join(trades) or 'unknown'}."
     sentences["Is it hacking the reward?"] = _hacking(steps, alarms)
     unstable = [f"{a.alarm} at step {a.step}" for a in alarms if a.alarm in STABILITY][:4]
     sentences["Is it stable?"] = (
@@ -64,23 +61,24 @@ def success_by_kind(
     Returns:
         Indexed by kind; ``before``, ``after`` and ``change`` in success, and the tasks behind each.
     """
-    known = ([t for t in end if t.success is not None and t.task_id in tasks] for end in (early, late))
-    ends = [task_success(scored) if scored else {} for scored in known]
-    families = sorted({t.family for t in tasks.values()})
-    levels = easy_first({t.difficulty for t in tasks.values()})
-    kinds = {f"family {name}": [i for i, t in tasks.items() if t.family == name] for name in families}
-    kinds |= {name: [i for i, t in tasks.items() if t.difficulty == name] for name in levels}
-    rows = {}
-    for kind, ids in kinds.items():
-        before, after = ([end[i] for i in ids if i in end] for end in ends)
-        if before and after:
-            means = {"before": fmean(before), "after": fmean(after), "change": fmean(after) - fmean(before)}
-            rows[kind] = means | {"tasks": len(before) + len(after)}
-    table = pd.DataFrame.from_dict(rows, orient="index", columns=["before", "after", "change", "tasks"])
-    return table.astype({"tasks": int})
+    rows = [(column, t) for column, end in (("before", early), ("after", late)) for t in end]
+    rows = [(c, t.task_id, tasks[t.task_id], t.success) for c, t in rows if t.task_id in tasks]
+    found = pd.DataFrame(
+        [(c, name, f"family {task.family}", task.difficulty, success) for c, name, task, success in rows],
+        columns=["end", "task", "family", "difficulty", "success"],
+    ).astype({"success": float})
+    levels = easy_first(set(found["difficulty"]))
+    kinds = [found.assign(kind=found[name]) for name in ("family", "difficulty")]
+    means = pd.concat(kinds).groupby(["kind", "end", "task"])["success"].mean().dropna()
+    table = means.groupby(["kind", "end"]).mean().unstack().reindex(columns=["before", "after"])
+    table = table.reindex([*sorted(set(found["family"])), *levels]).assign(
+        change=table["after"] - table["before"], tasks=means.groupby("kind").count()
+    )
+    return table.dropna().astype({"tasks": int})
 
 
-def _learnt(validated: pd.DataFrame) -> str:
+def _learnt(metrics: pd.DataFrame) -> str:
+    validated = metrics.dropna(subset="val_success") if "val_success" in metrics else metrics.head(0)
     if len(validated) < 2:
         return "Unknown: there are not two validations to compare."
     first, best = validated.iloc[0], validated.loc[validated["val_success"][::-1].idxmax()]
@@ -89,7 +87,8 @@ def _learnt(validated: pd.DataFrame) -> str:
         return f"{before}, and never higher."
     separate = best.get("val_ci_low", -1.0) > first.get("val_ci_high", 2.0)
     sure = "their intervals lie apart" if separate else "their intervals overlap, so it may be chance"
-    return f"{before} and {best['val_success']:.1%} at its best{fresh_half(validated)}; {sure}."
+    after = f"{best['val_success']:.1%} at its best, step {best['step']:.0f}{fresh_half(validated)}"
+    return f"{before} and {after}; {sure}."
 
 
 def fresh_half(metrics: pd.DataFrame) -> str:
@@ -107,27 +106,10 @@ def fresh_half(metrics: pd.DataFrame) -> str:
     return f" ({fresh:.1%} on a half of the tasks that did not choose the step)"
 
 
-def _when(validated: pd.DataFrame) -> str:
-    success = validated["val_success"]
-    if len(success) < 2:
-        return "Unknown: there are not two validations to compare."
-    if success.max() <= success.iloc[0]:
-        return "Validation never rose above where it began."
-    half, top = validated[success >= (success.iloc[0] + success.max()) / 2].iloc[0], success[::-1].idxmax()
-    best = int(validated["step"][top])
-    return f"Half of the gain was there at step {int(half['step'])}, the best at step {best}."
-
-
-def _trades(steps: pd.DataFrame) -> str:
-    """What an agent may give up for success, or for its reward."""
-    changes = []
-    for name, unit in TRADES.items():
-        if name in steps and len(known := steps[name].dropna()):
-            early, late = _ends(known)
-            changes.append(f"{early:.3g} to {late:.3g} {unit}")
-    if not changes:
-        return "Nothing was recorded."
-    return f"From the first steps to the last, {ENDS} at most: {'; '.join(changes)}."
+def _trades(steps: pd.DataFrame) -> list[tuple[float, float, str]]:
+    """What an agent may give up for success, or for its reward: its first values, its last and their unit."""
+    known = {unit: steps[name].dropna() for name, unit in TRADES.items() if name in steps}
+    return [(*_ends(values), unit) for unit, values in known.items() if len(values)]
 
 
 def _ends(known: pd.Series) -> tuple[float, float]:
@@ -138,12 +120,8 @@ def _ends(known: pd.Series) -> tuple[float, float]:
 
 def _hacking(steps: pd.DataFrame, alarms: Sequence[Alarm]) -> str:
     causes = [a.cause for a in alarms if a.alarm == "reward_hacking"]
-    if causes:
-        return causes[0]
-    if "audit_disagreement" not in steps or not len(refused := steps["audit_disagreement"].dropna()):
-        return "Unknown: no trajectory was audited."
+    refused = steps["audit_disagreement"].dropna() if "audit_disagreement" in steps else []
+    if causes or not len(refused):
+        return causes[0] if causes else "Unknown: no trajectory was audited."
     early, late = _ends(refused)
-    return (
-        f"The auditor refuses {late:.0%} of the answers that the reward likes in the last steps, {ENDS} at "
-        f"most, and {early:.0%} in the first."
-    )
+    return f"The auditor refuses {late:.0%} of the answers that the reward likes, and {early:.0%} at first."

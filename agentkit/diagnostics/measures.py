@@ -6,22 +6,14 @@ code. Leaves out what is a fault (conditions, rules) and reading files (watch).
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from agentkit.records import Group, Trajectory
-from agentkit.trajectories import (
-    EQUAL,
-    groups_by_task,
-    is_dead,
-    members,
-    met_limit,
-    results_of,
-    trajectory_id,
-)
+from agentkit.trajectories import groups_by_task, is_dead, members, met_limit, results_of, trajectory_id
 
 EVIDENCE = 8  # trajectories kept as evidence for one measure
 FINITE = ("loss", "grad_norm", "kl", "entropy")  # metrics that are finite in any step that was no accident
@@ -35,9 +27,7 @@ class StepMeasures:
     """One optimiser step in numbers."""
 
     number: int
-    values: Mapping[
-        str, float
-    ]  # the metrics row's numbers and the measures of ``observe``; NaN is "not known"
+    values: Mapping[str, float]  # the metrics row's and the measures of ``observe``; NaN is "not known"
     evidence: Mapping[str, tuple[str, ...]]  # for a measure, ids of trajectories that show it
 
     def __getitem__(self, name: str) -> float:
@@ -140,33 +130,6 @@ def _components(groups: Sequence[Group]) -> tuple[Values, Evidence]:
         if scored:
             values |= {f"low/{name}": min(scored), f"high/{name}": max(scored)}
     return values, {"components": trajectories}
-
-
-Measure = Callable[[Trajectory], float | None]  # None leaves a trajectory out
-
-
-def about_means(groups: Iterable[Group], measure: Measure) -> np.ndarray:
-    """(N, 2): a measure and the reward of every rewarded trajectory, less the means of their group."""
-    parts = [np.zeros((0, 2))]
-    for group in groups:
-        rewarded = [t for t in group.trajectories if t.reward is not None]
-        pairs = [(measure(t), t.reward) for t in rewarded if measure(t) is not None]
-        if len(pairs) > 1:
-            parts.append(np.array(pairs, dtype=float))
-            parts[-1] -= parts[-1].mean(0)
-    return np.concatenate(parts)
-
-
-def explained(groups: Iterable[Group], measure: Measure) -> float:
-    """Share of the rewards' variance within groups that a measure explains, a squared correlation, 0 to 1.
-
-    0 where the measure never varies, NaN where the rewards never do.
-    """
-    x, y = about_means(groups, measure).T
-    xx, yy, xy = float(x @ x), float(y @ y), float(x @ y)
-    if yy < EQUAL:
-        return math.nan
-    return xy * xy / (xx * yy) if xx > EQUAL else 0.0
 
 
 def _tools(groups: Sequence[Group]) -> tuple[Values, Evidence]:

@@ -29,30 +29,29 @@ CALLS_S = 1.8
 
 def audit(task: Task, trajectory: Trajectory) -> Score:
     """Judge a trajectory independently of its verifier: 1 sound, 0 not, None where it cannot tell."""
-    kind = verifier_kind(task)
-    if trajectory.answer is None:
+    kind, answer = verifier_kind(task), trajectory.answer
+    if answer is None:
         return Score(0.0, "no answer")
     if kind == "code":
-        return _fresh_inputs(task, trajectory.answer)
-    if not _whole(task, trajectory.answer):
+        return _fresh_inputs(task, answer)
+    if not _whole(task, answer):
         several = kind not in ("exact", "numeric")  # a verifier that takes more than the gold text
-        with_unit = kind == "numeric" and _whole(task, trajectory.answer.partition(" ")[0])
+        with_unit = kind == "numeric" and _whole(task, answer.partition(" ")[0])
         return Score(None if several or with_unit else 0.0, "the answer is not the gold answer as a whole")
-    if needs_tools(task) and not _grounded(task, trajectory):
-        may_follow = not plan_of(task) or parse_number(task.answer) is not None  # worked out by the agent
-        return Score(None if may_follow else 0.0, "no tool had returned what the answer says")
-    return Score(1.0, "the whole answer, and a tool had returned it")
+    if not needs_tools(task) or _grounded(task, trajectory):
+        return Score(1.0, "the whole answer, and a tool had returned it")
+    may_follow = not plan_of(task) or parse_number(task.answer) is not None  # worked out by the agent
+    return Score(None if may_follow else 0.0, "no tool had returned what the answer says")
 
 
 def _whole(task: Task, answer: str) -> bool:
     """Equal to the gold answer (numbers within what is allowed, text as words), with nothing beside it."""
     options, unit = task.verifier, str(task.verifier.get("unit", ""))
-    gold = parse_number(task.answer, unit)
+    gold, number = parse_number(task.answer, unit), parse_number(answer, unit)
     if gold is None:
         aliases = options.get("aliases", ())
         texts = (task.answer, *([aliases] if isinstance(aliases, str) else aliases))
         return normalize(answer) in {normalize(str(text)) for text in texts}
-    number = parse_number(answer, unit)
     decimals = len(task.answer.strip().partition(".")[2])
     allowed = (float(options.get("abs_tol", 0.0)), abs(gold) * float(options.get("rel_tol", 1e-9)))
     tolerance = max(0.5001 * 10.0**-decimals if decimals else 0.0, *allowed)
@@ -69,19 +68,13 @@ def _grounded(task: Task, trajectory: Trajectory) -> bool:
 # ---- programs
 def _fresh_inputs(task: Task, answer: str) -> Score:
     """Run a program and the reference solution on varied inputs and compare what they give."""
-    options = task.verifier
-    entry, setup, tests = (
-        str(options.get("entry", "")),
-        str(options.get("setup", "")),
-        options.get("tests", ()),
-    )
-    pairs = [test for test in tests if isinstance(test, Sequence) and len(test) == 2]
-    inputs = [arguments for arguments, _ in pairs if isinstance(arguments, list)]
+    entry, setup = (str(task.verifier.get(name, "")) for name in ("entry", "setup"))
+    inputs = [test[0] for test in task.verifier.get("tests", ()) if isinstance(test, list) and len(test) == 2]
     reference, program = extract_code(str(task.answer), entry), extract_code(answer, entry)
-    if isinstance(reference, Score) or not entry or not inputs:
-        return Score(None, "there is no reference solution to compare with")
     if isinstance(program, Score):
         return program
+    if isinstance(reference, Score) or not entry or not inputs:
+        return Score(None, "there is no reference solution to compare with")
     rng = random.Random(task.id)
     varied = [[_varied(value, rng) for value in rng.choice(inputs)] for _ in range(INPUTS)]
     calls = [{"args": arguments, "kwargs": {}} for arguments in varied]
@@ -101,16 +94,12 @@ def _varied(value: Any, rng: random.Random) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         signs = (-1, 1) if value < 0 else (1,)
         return value + rng.randint(0, max(3, abs(value) // 2)) * rng.choice(signs)
-    if isinstance(value, float):
-        return round(value * rng.uniform(0.5, 2.0), 2)
     if isinstance(value, str):
         letters = [c for c in value if c.isalpha()]
         return "".join(rng.choice(letters) if c.isalpha() else c for c in value)
     if isinstance(value, list):
         items = [_varied(item, rng) for item in value for _ in range(rng.choice((1, 1, 2)))]
         return rng.sample(items, len(items))
-    if isinstance(value, dict):
-        return {key: _varied(item, rng) for key, item in value.items()}
     return value
 
 

@@ -5,6 +5,7 @@ and how late, is measured on simulated runs (docs/alarms.md). Leaves out when an
 """
 
 import math
+import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,8 +25,8 @@ class Rule:
     measure: str  # the one whose trajectories are the evidence
     cause: str  # what it is and what usually causes it, with numbers of ``holds``
     advice: str  # what to change, likewise
+    needs: str  # how the measures that ``holds`` cannot do without begin; by default its option ``measure``
     severity: str = "warning"  # info: nothing to mend; critical: stop and mend; a condition's own goes first
-    needs: str = ""  # how the measures that ``holds`` cannot do without begin; by default its own keyword
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,43 +49,32 @@ def holding(history: History) -> dict[str, Alarm]:
         numbers = None if rule.alarm in alarms else rule.holds(history)
         if numbers is None:
             continue
-        told = {name: _Unknown() if number != number else number for name, number in numbers.items()}
         alarms[rule.alarm] = Alarm(
             step=history[-1].number,
             alarm=rule.alarm,
             severity=numbers.get("severity", rule.severity),
             value=numbers["value"],
             evidence=history[-1].evidence.get(rule.measure, ()),
-            cause=rule.cause.format(**told),
-            advice=rule.advice.format(**told),
+            cause=re.sub(r"\bnan\b%?", "an unknown share", rule.cause.format(**numbers)),
+            advice=rule.advice.format(**numbers),
         )
     return alarms
 
 
-class _Unknown:
-    """What a sentence says in place of a number that is not known."""
-
-    def __format__(self, form: str) -> str:
-        return "an unknown share" if form.endswith("%") else "an unknown number"
-
-
-def lacks(history: History) -> dict[str, list[str]]:
-    """The alarms that cannot look at a history, each with the measures of which it needs one."""
+def lacks(history: History) -> list[str]:
+    """The alarms that cannot look at a history, as it lacks every measure that they need."""
     known = {name for step in history for name, value in step.values.items() if math.isfinite(value)}
-    lacking = {}
-    for alarm in RULES:
-        needs = [form.needs or form.holds.keywords["measure"] for form in _FORMS if form.alarm == alarm]
-        if not any(name.startswith(tuple(needs)) for name in known):
-            lacking[alarm] = list(dict.fromkeys(needs))
-    return lacking
+    can_look = {rule.alarm for rule in _FORMS if any(name.startswith(rule.needs) for name in known)}
+    return [alarm for alarm in RULES if alarm not in can_look]
 
 
 def _forms() -> tuple[Rule, ...]:
     """The table of rules.toml; a condition with options becomes a function of the history alone."""
     rules = []
     for row in tomllib.loads(Path(__file__).with_name("rules.toml").read_text(encoding="utf-8"))["rule"]:
-        condition = partial(getattr(conditions, row.pop("holds")), **row.pop("options", {}))
-        rules.append(Rule(holds=condition, **row))
+        options = row.pop("options", {})
+        condition = partial(getattr(conditions, row.pop("holds")), **options)
+        rules.append(Rule(holds=condition, **{"needs": options.get("measure", "")} | row))
     return tuple(rules)
 
 

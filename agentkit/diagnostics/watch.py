@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from agentkit.diagnostics.conditions import WINDOW
 from agentkit.diagnostics.measures import StepMeasures, observe
 from agentkit.diagnostics.rules import RULES, Alarm, holding, lacks
 from agentkit.records import Trajectory
-from agentkit.runs import Run, RunError, append_jsonl, fault, read_jsonl, write_jsonl
+from agentkit.runs import Run, RunError, append_jsonl, read_jsonl, write_jsonl
 
 QUIET = 10  # steps without it before an alarm may fire again
 FILE = ("train", "alarms.jsonl")
@@ -36,11 +35,8 @@ class Watch:
     def over(cls, run: Run) -> Watch:
         """A watch that goes on from what a run has stored; alarms of steps that were cut are dropped."""
         watch = cls()
-        try:
-            for step in read_steps(run):
-                watch.take(step)
-        except RunError as error:  # no reason to stop a training
-            warnings.warn(f"alarms look at the steps from here on only: {error}", stacklevel=2)
+        for step in read_steps(run):
+            watch.take(step)
         watch._path = write_jsonl(run.file(*FILE), map(dataclasses.asdict, watch.alarms))
         return watch
 
@@ -112,23 +108,16 @@ def trained_steps(run: Run) -> list[StepMeasures]:
 
 def coverage(steps: Sequence[StepMeasures]) -> str:
     """How many steps were looked at, and which alarms could not look, as they lack what they need."""
-    number = sum(step.number > 0 for step in steps)
-    looked = f"in {number} step{'s' * (number != 1)}"
-    if (sum(map(_sampled, steps)) or number) < 2 * WINDOW:
+    looked = f"in {sum(step.number > 0 for step in steps)} steps"
+    if len(steps) < 2 * WINDOW:
         looked += f"; the rules that compare with the start need {2 * WINDOW} or more"
-    if not (lacking := lacks(steps)):
-        return looked
-    listed = "; ".join(f"{alarm} needs {' or '.join(needs)}" for alarm, needs in lacking.items())
-    return f"{looked}; {len(lacking)} of the {len(RULES)} rules could not look: {listed}"
+    if lacking := lacks(steps):
+        looked += f"; {len(lacking)} of the {len(RULES)} rules could not look: {', '.join(lacking)}"
+    return looked
 
 
 def read_alarms(run: Run) -> list[Alarm]:
     """train/alarms.jsonl; an empty list where no alarm has fired, or nothing was trained."""
     path = run.file(*FILE)
-    alarms = []
-    for row in read_jsonl(path) if path.exists() else []:
-        if problem := fault("alarm", row):
-            warnings.warn(f"{path}: an alarm was left out, for {problem}.", stacklevel=2)
-        else:
-            alarms.append(Alarm(**row | {"evidence": tuple(row["evidence"])}))
-    return alarms
+    rows = read_jsonl(path) if path.exists() else []
+    return [Alarm(**row | {"evidence": tuple(row["evidence"])}) for row in rows]

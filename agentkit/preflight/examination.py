@@ -3,14 +3,14 @@
 Leaves out what each check looks at (checks, causes, reward_checks, task_checks) and forecasting.
 """
 
-import math
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 from agentkit.lab import Lab
@@ -33,7 +33,7 @@ from agentkit.training import memory
 from agentkit.training.advantages import teaches_nothing
 from agentkit.training.launch import Work
 from agentkit.training.update_timing import update_seconds
-from agentkit.trajectories import groups_by_task, results_of
+from agentkit.trajectories import groups_by_task
 
 TASKS, REPEATS, PROBED = 12, 4, 3
 GOLD = 2  # by the expert, for each that is rolled out: it, and the one behind, which may be its pair
@@ -52,39 +52,36 @@ def examine(
 ) -> tuple[Preflight, list[Trajectory]]:
     """Roll out the starting policy on some training tasks and report; the rollouts are given back, scored.
 
-    Where memory does not suffice, nothing is. Else at least TASKS of them, spread over the list, as many at
-    once as in a step of training, whose time that tells, though never more than TASKS, and GOLD for each by
+    Where memory does not suffice, nothing is. Else TASKS of them, spread over the list, and GOLD for each by
     the scripted expert. ``model`` will be trained, to time an update on; without it the rate of
     params/prices.yaml is scaled. ``test`` are the tasks of that split; of a ``run`` the manifest tells what
     its stages took so far.
     """
-    start = time.monotonic()
-    recipe, at_once = lab.recipe, min(lab.recipe.prompts_per_step, TASKS)
-    chosen = evenly(tasks, looked_at(recipe, len(tasks)))
+    start, recipe = time.monotonic(), lab.recipe
     enough = [_memory(recipe, model)] if model is not None else []
     if any(item.light == "red" for item in enough) and recipe.preflight == "refuse":
         return Preflight(tuple(enough), 0, time.monotonic() - start), []
-    options = lab.options(seed=recipe.seed)
-    told = options | {"progress": "preflight" if progress else None}
-    sampled, seconds = _timed(recipe, policy, chosen, at_once, told)
-    golden, cached = _by_expert(_gold(tasks, len(chosen)), policy, options)
-    update, device, as_trained = None, "", None
+    chosen, options = evenly(tasks, TASKS), lab.options(seed=recipe.seed)
+    shown = options | {"progress": "preflight" if progress else None}
+    roll = partial(rollout, policy=policy, group_size=recipe.group_size, **shown)
+    sampled = spread(roll, chosen, recipe.group_size)
+    seconds = (time.monotonic() - start) * min(world(), len(chosen)) / len(sampled)  # of one device
+    golden = _by_expert(tasks, len(chosen), policy, options)
+    update, device = None, ""
     if model is not None:
         device = "GPU" if model.device.type == "cuda" else "CPU"
         policy.sleep()  # as in training: an update has the memory to itself
         update = update_seconds(model, sampled, recipe)
-        as_trained = causes.sampler(model, sampled, recipe.temperature)
     decode = exact_decode(policy.tokenizer)
     scored = report(recipe, sampled, golden, tasks, lab.reward, n_test=len(test), decode=decode)
-    before = (
+    items = (
         causes.verifier(chosen, lab.environments),
-        cached,
         task_checks.given_away(chosen),
         task_checks.held_out(tasks, test),
-        as_trained,
+        *scored.items,
+        *enough,
+        forecast(recipe, seconds, update, device, len(test), run),
     )
-    expected = forecast(recipe, seconds, update, device, len(test), run)
-    items = (*filter(None, before), *scored.items, *enough, expected)
     return Preflight(items, len(sampled), time.monotonic() - start), lab.score(chosen, sampled)
 
 
@@ -97,7 +94,7 @@ def before_training(lab: Lab, run: Run | None, say: Callable[[str], None]) -> Pr
     with suppress(RecipeError):  # as notebook 03 places it, where this machine has the cards
         lab = replace(lab, recipe=Work(lab, run).recipe)
     tasks, recipe = lab.train_tasks(suite), lab.recipe
-    say(f"{looked_at(recipe, len(tasks)) * recipe.group_size} rollouts of the starting policy ...")
+    say(f"{min(TASKS, len(tasks)) * recipe.group_size} rollouts of the starting policy ...")
     cold_start = [run.file("sft")] if run and recipe.sft and run.file("sft").exists() else []
     model, tokenizer = load_agent(recipe.model, cold_start, None, recipe.precision, recipe.chat)
     policy = make_policy(model, tokenizer, "sft", recipe)
@@ -105,43 +102,14 @@ def before_training(lab: Lab, run: Run | None, say: Callable[[str], None]) -> Pr
     return examine(lab, policy, tasks, **options)[0]
 
 
-def looked_at(recipe: Recipe, n_tasks: int) -> int:
-    """How many of so many training tasks are rolled out: TASKS or more, in whole steps of at most TASKS."""
-    at_once = min(recipe.prompts_per_step, TASKS)
-    n = min(math.ceil(TASKS / at_once) * at_once, n_tasks)
-    return n // at_once * at_once or n
-
-
-def _gold(tasks: Sequence[Task], n: int) -> list[Task]:
-    """``n`` tasks with a plan, spread over them, and those behind them in the list."""
+def _by_expert(tasks: Sequence[Task], n: int, policy: Policy, options: dict[str, Any]) -> list[Trajectory]:
+    """The expert's trajectories of ``n`` tasks with a plan, spread over them, and of those behind them."""
     planned = [task for task in tasks if task.meta.get("plan") is not None]
     places = {first + k: None for first in evenly(range(len(planned)), n) for k in range(GOLD)}
-    return [planned[place] for place in places if place < len(planned)]
-
-
-def _timed(
-    recipe: Recipe, policy: Policy, tasks: Sequence[Task], at_once: int, options: dict[str, Any]
-) -> tuple[list[Trajectory], float]:
-    """The policy's rollouts, ``at_once`` tasks after another, and the seconds that one took of one device."""
-    start = time.monotonic()
-    roll = partial(rollout, policy=policy, group_size=recipe.group_size, **options)
-    parts = [tasks[first : first + at_once] for first in range(0, len(tasks), at_once)]
-    sampled = [t for part in parts for t in spread(roll, part, recipe.group_size)]
-    return sampled, (time.monotonic() - start) * min(world(), at_once) / len(sampled)
-
-
-def _by_expert(
-    planned: Sequence[Task], policy: Policy, options: dict[str, Any]
-) -> tuple[list[Trajectory], Item | None]:
-    """The expert's trajectories, and whether those that the tool cache served come out alike without it."""
+    chosen = [planned[place] for place in places if place < len(planned)]
     expert = ScriptedPolicy(policy.tokenizer, name="gold")
     expert.max_length = policy.max_length
-    golden = rollout(planned, expert, **options) if planned else []
-    reused = [i for i, t in enumerate(golden) if any(result.cached for result in results_of(t))]
-    if not reused:
-        return golden, None
-    again = rollout([planned[i] for i in reused], expert, **options | {"tool_cache": None})
-    return golden, causes.cache([golden[i] for i in reused], again)
+    return rollout(chosen, expert, **options) if chosen else []
 
 
 def _memory(recipe: Recipe, model: Any) -> Item:
@@ -151,9 +119,8 @@ def _memory(recipe: Recipe, model: Any) -> Item:
         made = memory.plan(recipe, model.dtype, model.config, device)
     except RecipeError as error:
         return Item("Memory", "amber", f"{error}.", "Watch the memory of the first step.")
-    return checks.memory(
-        made, slot_cache.memory_of(model.device) / memory.GB, "GPU" if device == "cuda" else "machine"
-    )
+    place = "GPU" if device == "cuda" else "machine"
+    return checks.memory(made, slot_cache.memory_of(model.device) / memory.GB, place)
 
 
 def report(
@@ -171,22 +138,11 @@ def report(
     shifted = [[replace(t, seed=t.seed + i * SHIFT) for t in sampled] for i in range(REPEATS)]
     scorings = [score_all(tasks, trajectories, reward) for trajectories in shifted]
     unscored, golden = golden, score_all(tasks, golden, reward)
-    groups = groups_by_task(scorings[0])
-    by_id = {task.id: task for task in tasks}
-    right = [t for t in golden if t.success == 1.0]
-    tried = {by_id[t.task_id].family for t in right}  # a family without plans has no gold
-    untried = [t for t in scorings[0] if by_id[t.task_id].family not in tried]
-    tried_on = _some([(by_id[t.task_id], t) for t in (*right, *untried)])
-    probed_on = [(task, t if t.success == 1.0 else righted(task, t)) for task, t in tried_on]
-    probed = {
-        name: Probed((), (), ("what the environment saw",))
-        if getattr(component, "is_read", False)
-        else probe(component, probed_on, tasks)
-        for name, (component, _) in reward.items()
-    }
+    groups, by_id = groups_by_task(scorings[0]), {task.id: task for task in tasks}
     own = reward.keys()  # what an environment gives itself cannot be varied
     played = [(by_id[t.task_id], t) for t in unscored if t.success == 1.0 and not own & t.components.keys()]
     being_right = reward_checks.being_right(reward, _some(played))
+    probed = _probed(reward, golden, scorings[0], by_id)
     gold = (
         reward_checks.gold(golden, groups, reward, being_right.values),
         *(reward_checks.component(name, reward, groups, golden, probed[name]) for name in reward),
@@ -195,38 +151,50 @@ def report(
         checks.settings(recipe),
         causes.limits(golden, recipe),
         causes.tools_as_planned(golden, by_id),
-        *((being_right, *gold) if being_right.values["culprit"] else (*gold, being_right)),
+        *((being_right, *gold) if being_right.values["names"] else (*gold, being_right)),
         checks.scoring_noise(scorings, recipe.advantage),
         checks.success(groups, golden),
-        checks.dead_groups(groups, recipe.group_size, partial(teaches_nothing, by_id, reward, recipe)),
+        checks.dead_groups(groups, partial(teaches_nothing, by_id, reward, recipe)),
         checks.silence(groups),
-        checks.tools(groups),
         checks.masks(groups, decode),
         checks.power(groups, n_test, recipe.test_samples),
     )
     return Preflight(items, len(sampled), time.monotonic() - start)
 
 
+def _probed(
+    reward: Reward, golden: Sequence[Trajectory], sampled: Sequence[Trajectory], tasks: Mapping[str, Task]
+) -> dict[str, Probed]:
+    """Each component on gold trajectories, and in families without plans on rollouts made right."""
+    right = [t for t in golden if t.success == 1.0]
+    tried = {tasks[t.task_id].family for t in right}
+    untried = [t for t in sampled if tasks[t.task_id].family not in tried]
+    pairs = _some([(tasks[t.task_id], t) for t in (*right, *untried)])
+    pairs = [(task, t if t.success == 1.0 else righted(task, t)) for task, t in pairs]
+    read = Probed((), (), ("what the environment saw",))
+    return {
+        name: read if getattr(component, "is_read", False) else probe(component, pairs, tasks.values())
+        for name, (component, _) in reward.items()
+    }
+
+
 def _some(played: Sequence[tuple[Task, Trajectory]]) -> list[tuple[Task, Trajectory]]:
     """A few of tasks with trajectories, at least one of each family."""
-    nth, turns = Counter(), []
-    for task, t in played:
-        nth[task.family] += 1
-        turns.append((nth[task.family], task, t))
-    first = [(task, t) for turn, task, t in sorted(turns, key=lambda own: own[0])]
-    return first[: max(PROBED, len(nth))]
+    by_family = defaultdict(list)
+    for pair in played:
+        by_family[pair[0].family].append(pair)
+    turns = [pair for row in zip_longest(*by_family.values()) for pair in row if pair is not None]
+    return turns[: max(PROBED, len(by_family))]
 
 
-FIRST = 8  # training tasks whose groups are shown
-SHOWN = ".first_groups.parquet"  # in the run's folder
+ROLLOUTS = "preflight.parquet"  # in the run's folder
 
 
 def first_look(work: Work) -> tuple[list[Trajectory], Preflight | None]:
-    """Groups of the first training tasks, and the report where the recipe asks for one (preflight.json)."""
+    """Groups of some training tasks, and the report where the recipe asks for one (preflight.json)."""
     work.do("agentkit.preflight.examination:look")
-    wanted = work.lab.recipe.preflight != "off"
-    report = Preflight.load(work.run.file("preflight.json")) if wanted else None
-    return read_trajectories(work.run.file(SHOWN)), report
+    file = work.run.file("preflight.json")
+    return read_trajectories(work.run.file(ROLLOUTS)), Preflight.load(file) if file.exists() else None
 
 
 def look(lab: Lab, run: Run, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -234,18 +202,17 @@ def look(lab: Lab, run: Run, tell: Callable[[dict[str, Any]], None]) -> dict[str
     recipe, suite = lab.recipe, lab.load(run)
     tasks = lab.train_tasks(suite)
     agent, tokenizer = agent_of(run, recipe, "sft")
+    report, shown, test = None, [], suite.split("test")
     with make_policy(agent, tokenizer, "sft", recipe) as policy:
-        shown = lab.rollout(tasks[:FIRST], policy, group_size=recipe.group_size)
-        on_main_process(lambda: write_trajectories(run.file(SHOWN), shown))
-        if recipe.preflight == "off":
-            on_main_process(lambda: run.remove("preflight.json"))  # of another agent or reward
-            return {}
-        test = suite.split("test")
-        report, rollouts = examine(lab, policy, tasks, model=agent, test=test, run=run, progress=True)
+        if recipe.preflight != "off":
+            report, shown = examine(lab, policy, tasks, model=agent, test=test, run=run, progress=True)
+        shown = shown or lab.rollout(tasks[:TASKS], policy, group_size=recipe.group_size)
 
     def keep() -> None:
-        report.save(run.file("preflight.json"))
-        write_trajectories(run.file("preflight.parquet"), rollouts)
+        write_trajectories(run.file(ROLLOUTS), shown)
+        run.remove("preflight.json")  # of another agent or reward
+        if report is not None:
+            report.save(run.file("preflight.json"))
 
     on_main_process(keep)
     return {}

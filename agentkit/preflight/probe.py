@@ -7,7 +7,7 @@ that note which fields and keys it asks for in vain. Leaves out judging (reward_
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from agentkit.verifiers import verify
 SLOWER = "a second more for each turn"
 OTHER = "no such thing"  # an answer that is right for no task
 TOKENS = "completion_ids", "action_mask", "old_logprobs"
+PARTS = "meta", "verifier"  # of a task: dictionaries with keys of anybody's
 OPTIONAL = ("task.meta['forbidden_tools']", "task.meta['required_tools']")  # no fault where no task has them
 
 
@@ -31,32 +32,33 @@ class Probed:
 
 
 def probe(
-    component: Component, gold: Sequence[tuple[Task, Trajectory]], tasks: Sequence[Task] = ()
+    component: Component, gold: Sequence[tuple[Task, Trajectory]], tasks: Iterable[Task] = ()
 ) -> Probed:
     """Call a component, which may raise, on gold trajectories and their variants; ``tasks`` hold what keys
     there are besides.
     """
-    lookups: Lookups = {}
-    failures, moved_by = [], []
+    lookups: Lookups = {
+        f"task.{part}[{key!r}]": True for t in tasks for part in PARTS for key in getattr(t, part)
+    }
+    failures, moved_by = {}, {}
     for task, trajectory in gold:
         values = {}
-        forbidden = task.meta.get("forbidden_tools", ())
-        for name, variant in variants(trajectory, forbidden):
+        for name, variant in variants(trajectory, task.meta.get("forbidden_tools", ())):
             noted = _noting(task, "task", lookups), _noting(variant, "trajectory", lookups)
             try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
+                with warnings.catch_warnings(action="ignore"):
                     values[name] = component(*noted)
             except Exception as error:  # the component is the user's
-                failures.append(f"{type(error).__name__}: {error}"[:160])
-        moved_by += [name for name, value in values.items() if value != values.get("gold", value)]
-    parts = "meta", "verifier"
-    written = {f"task.{part}[{key!r}]" for task in tasks for part in parts for key in getattr(task, part)}
-    unheld = [name for name, held in lookups.items() if not held and name not in written]
-    missing = tuple(name for name in unheld if name not in OPTIONAL)
-    absent = tuple(name for name in unheld if name in OPTIONAL)
-    right = any(t.success == 1.0 for _, t in gold)
-    return Probed(missing, tuple(dict.fromkeys(failures)), tuple(dict.fromkeys(moved_by)), absent, right)
+                failures[f"{type(error).__name__}: {error}"[:160]] = None
+        moved_by |= {name: None for name, value in values.items() if value != values.get("gold", value)}
+    unheld = [name for name, held in lookups.items() if not held]
+    return Probed(
+        missing=tuple(name for name in unheld if name not in OPTIONAL),
+        failures=tuple(failures),
+        moved_by=tuple(moved_by),
+        absent=tuple(name for name in unheld if name in OPTIONAL),
+        right=any(t.success == 1.0 for _, t in gold),
+    )
 
 
 def variants(trajectory: Trajectory, forbidden: Sequence[str] = ()) -> Iterator[tuple[str, Trajectory]]:
@@ -72,12 +74,11 @@ def variants(trajectory: Trajectory, forbidden: Sequence[str] = ()) -> Iterator[
         for t in trajectory.turns
     )
     yield "failed calls", replace(trajectory, turns=failed)
-    if forbidden:
-        calls = tuple(ToolResult(tool, {}, "", ok=True) for tool in forbidden)
-        turns = (Turn("", (0, 0), calls), *trajectory.turns)
-        yield "calls of forbidden tools", replace(trajectory, turns=turns)
-    replies = ToolResult("", {}, "", ok=True), ToolResult("", {}, "Error: no tool.", ok=False)
-    yield "more calls", replace(trajectory, turns=(Turn("", (0, 0), replies), *trajectory.turns))
+    calls = (
+        *(ToolResult(tool, {}, "", ok=True) for tool in ("", *forbidden)),
+        ToolResult("", {}, "Error", ok=False),
+    )
+    yield "more calls", replace(trajectory, turns=(Turn("", (0, 0), calls), *trajectory.turns))
     yield (
         SLOWER,
         replace(trajectory, turns=tuple(replace(t, seconds=t.seconds + 1.0) for t in trajectory.turns)),

@@ -87,15 +87,14 @@ class Preflight:
         return cls(tuple(items), kept["rollouts"], kept["seconds"])
 
     def _repr_html_(self) -> str:
-        rows = [(f"{LIGHTS[i.light]} {WORDS[i.light]}", i.finding, i.advice, _listed(i)) for i in self.items]
+        rows = [
+            (f"{LIGHTS[i.light]} {WORDS[i.light]}", i.finding, i.advice, ", ".join(i.evidence[:EVIDENCE]))
+            for i in self.items
+        ]
         columns, names = ["", "finding", "advice", "evidence"], [item.name for item in self.items]
         says = f"This run {'' if self.light == 'amber' else 'is '}{self.verdict}."
         note = f"{says} From {self.rollouts} trajectories of the starting policy in {self.seconds:.0f} s."
         return to_html(pd.DataFrame(rows, columns=columns, index=names), note)
-
-
-def _listed(item: Item) -> str:
-    return ", ".join(item.evidence[:EVIDENCE]) + (" …" if len(item.evidence) > EVIDENCE else "")
 
 
 def ids(trajectories: Iterable[Trajectory]) -> tuple[str, ...]:

@@ -7,10 +7,10 @@ import textwrap
 from typing import Any
 
 from agentkit.lab import Lab
-from agentkit.records import AgentkitError, RecipeError, SuiteError
+from agentkit.records import AgentkitError, RecipeError
 from agentkit.runs import cost
 from agentkit.runs.fingerprints import STAGES
-from agentkit.runs.sweep import Arm, Cell, Design, Sweep, plan
+from agentkit.runs.sweep import Cell, Design, Sweep, plan
 
 # what the length of a prompt depends on, beside the suite and its tools
 _PROMPT = ("max_prompt_tokens", "model", "chat_template", "template_arguments")
@@ -18,34 +18,29 @@ _PROMPT = ("max_prompt_tokens", "model", "chat_template", "template_arguments")
 
 def check(design: Design) -> None:
     """Raise RecipeError where an arm's reward is empty, or arms are tested on different tasks."""
-    labs = {name: _lab(name, arm) for name, arm in design.arms.items()}
-    suites: dict[Any, str] = {}
+    suites: dict[Any, tuple[str, Lab]] = {}
     for name, arm in design.arms.items():
+        try:
+            lab = Lab.open(arm.recipe)
+            is_empty = not any(weight for _, weight in lab.reward.values())
+        except AgentkitError as error:
+            raise RecipeError(f"arm {name!r}: {error}") from None
+        if is_empty:
+            why = "its reward has no component with a weight, so nothing would be learnt"
+            raise RecipeError(f"arm {name!r}: {why}")
         prompt = [str(getattr(arm.recipe, key)) for key in _PROMPT] if arm.recipe.max_prompt_tokens else []
-        suites.setdefault((arm.keys()[0], *prompt), name)
-    first, *others = suites.values()
-    asked = _test_ids(first, labs[first]) if others else set()  # built only where they might differ
-    for name in others:
-        if _test_ids(name, labs[name]) != asked:
-            why = f"arm {name!r} is tested on other tasks than {first!r}, so their results cannot be compared"
+        suites.setdefault((arm.keys()[0], *prompt), (name, lab))
+    if len(suites) == 1:
+        return
+    tests = [(name, _test_ids(lab)) for name, lab in suites.values()]  # built only where they might differ
+    for name, asked in tests:
+        if asked != tests[0][1]:
+            why = f"arm {name!r} is tested on other tasks than {tests[0][0]!r}"
             raise RecipeError(f"{why}: leave the suite's keys and max_prompt_tokens alone")
 
 
-def _lab(name: str, arm: Arm) -> Lab:
-    try:
-        lab = Lab.open(arm.recipe)
-        if any(weight for _, weight in lab.reward.values()):
-            return lab
-    except AgentkitError as error:
-        raise RecipeError(f"arm {name!r}: {error}") from None
-    raise RecipeError(f"arm {name!r}: its reward has no component with a weight, so nothing would be learnt")
-
-
-def _test_ids(arm: str, lab: Lab) -> set[str]:
-    try:
-        return {task.id for task in lab.without_long_prompts(lab.suite()).split("test")}
-    except (FileNotFoundError, SuiteError) as error:  # the model's tokenizer, or no prompt is short enough
-        raise RecipeError(f"arm {arm!r}: {error}") from None
+def _test_ids(lab: Lab) -> set[str]:
+    return {task.id for task in lab.without_long_prompts(lab.suite()).split("test")}
 
 
 def dry_run(design: Design, sweep: Sweep) -> dict[str, Any]:

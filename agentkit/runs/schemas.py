@@ -32,13 +32,9 @@ _STAGE = _form(all_needed=False, parameters=dict, measured=dict[str, float], sec
                controls=dict[str, dict], files=dict)  # fmt: skip
 _CELL = _form(arm=str, seed=int, run=str, status=str, seconds=float, error=str)
 FORMS = {
-    "alarm": _form(False, step=int, alarm=str, severity=str, value=float | None, evidence=list[str],
-                   cause=str, advice=str),
-    "preflight item": _form(light=str, name=str, finding=str, advice=str),
     "manifest": _form(all_needed=False, **dict.fromkeys(SECTIONS, dict) | {"stages": dict[str, _STAGE]}),
     "note": _form(**dict.fromkeys(NOTE_FIELDS, Annotated[str, MaxLen(NOTE_LIMIT)])),
-    "suite": _form(all_needed=False, n_tasks=Annotated[int, Ge(20)],
-                   seed=int),
+    "suite": _form(False, False, families=Any, n_tasks=Annotated[int, Ge(20)], seed=int, new_templates=Any),
     "sweep": _form(cells=list[_CELL], arms=dict[str, _form(policy=str)], file=dict, versions=dict,
                    against=str, question=str),
     "metrics": dict[str, Annotated[float, AllowInfNan(False)] | None],

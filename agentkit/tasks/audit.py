@@ -6,13 +6,11 @@ answer is true.
 
 import math
 import re
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
-from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
@@ -47,15 +45,13 @@ def audit(tasks: Sequence[Task], environments: Environments = MappingProxyType({
 
     Returns:
         One row for every check and verifier that all tasks passed (``check``, ``verifier``, ``passed``,
-        ``tasks``), one for every task that fails one (``task``, ``answer``, ``why``), and one of time a
-        verifier (``ms`` mean and ``slowest_ms``).
+        ``tasks``), and one for every task that fails one (``task``, ``answer``, ``why``).
     """
     others = _other_answers(tasks)
-    by_check, seconds = defaultdict(list), defaultdict(list)
+    by_check = defaultdict(list)
     with ThreadPoolExecutor(AT_ONCE) as pool:  # programs are tested beside each other
         checked = pool.map(lambda task: _checked(task, others.get(task.id), environments), tasks)
-        for task, (rows, spent) in zip(with_progress(tasks, "audit", "task"), checked, strict=True):
-            seconds[verifier_kind(task)] += spent
+        for rows in with_progress(checked, "audit", "task", len(tasks)):
             for row in rows:
                 by_check[CHECKS.index(row["check"]), row["verifier"]].append(row)
     table = []
@@ -65,12 +61,7 @@ def audit(tasks: Sequence[Task], environments: Environments = MappingProxyType({
     if untried := [task.id for task in tasks if _is_pattern(task) and "right_answer" not in task.meta]:
         why = f"no right answer was tried, as meta['right_answer'] of {untried[0]} would say"
         table.append({"check": "gold", "verifier": "regex", "passed": True, "tasks": 0, "why": why})
-    return table + [
-        {"check": "timing", "verifier": kind, "passed": True, "tasks": len(spent)}
-        | {"ms": 1000 * fmean(spent), "slowest_ms": 1000 * max(spent)}
-        for kind, spent in sorted(seconds.items())
-        if spent
-    ]
+    return table
 
 
 def _row(check: str, task: Task, answer: str, passed: bool, score: Score) -> dict[str, Any]:
@@ -78,29 +69,24 @@ def _row(check: str, task: Task, answer: str, passed: bool, score: Score) -> dic
     return row | {"answer": answer[:500], "value": score.value, "why": score.why}
 
 
-def _checked(
-    task: Task, other: str | None, environments: Environments
-) -> tuple[list[dict[str, Any]], list[float]]:
-    """A row for each check of a task, the first alone where its gold data cannot be used; and the seconds of
-    every verdict.
-    """
-    seconds: list[float] = []
+def _checked(task: Task, other: str | None, environments: Environments) -> list[dict[str, Any]]:
+    """A row for each check of a task, the first alone where its gold data cannot be used."""
     try:
         cases, expert = list(_cases(task, other)), _expert(task, environments)
-        if expert is not None and task.meta.get("plan") is None:
-            cases = [case for case in cases if not case[2]]
     except ValueError as error:
         score = Score(None, f"its gold data cannot be used: {error}")
-        return [_row("data", task, "", False, score)], seconds
+        return [_row("data", task, "", False, score)]
     rows = [_row("data", task, "", True, Score(None))]
     for check, answer, right in cases:
-        score = _timed(task, answer, expert, seconds)
+        if right and expert is not None and task.meta.get("plan") is None:
+            continue
+        score = _score(task, answer, expert)
         passes = score.value is not None and (score.value == 1.0) == right
         rows.append(_row(check, task, answer, passes, score))
         if check in ("gold", "perturbed"):
-            again = _timed(task, answer, expert, seconds)
+            again = _score(task, answer, expert)
             rows.append(_row("repeatable", task, answer, again == score, again))
-    return rows, seconds
+    return rows
 
 
 def _expert(task: Task, environments: Environments) -> Trajectory | None:
@@ -118,15 +104,11 @@ def _expert(task: Task, environments: Environments) -> Trajectory | None:
     return solve(task, example(environments[task.family]))
 
 
-def _timed(task: Task, answer: str, expert: Trajectory | None, seconds: list[float]) -> Score:
-    """The score, and its seconds appended."""
-    start = time.perf_counter()
+def _score(task: Task, answer: str, expert: Trajectory | None) -> Score:
     try:
         return verify(task, answer if expert is None else replace(expert, answer=answer))
     except (TypeError, ValueError) as error:  # an option that the verifier does not have, or no verifier
         return Score(None, str(error))
-    finally:
-        seconds.append(time.perf_counter() - start)
 
 
 # ---- answers whose verdict is known
@@ -189,13 +171,8 @@ def _wrong_program(task: Task) -> str:
     """A near miss that the task names, or a program whose function gives nothing."""
     if near_misses := _texts(task.meta, "near_misses"):
         return near_misses[0]
-    name = str(task.verifier.get("entry", ""))
-    if name.isidentifier():
-        return f"def {name}(*arguments, **named):\n    return None"
-    owner, _, method = name.partition("().")
-    if not method:
-        return "print()"
-    return f"class {owner}:\n    def {method}(self, *arguments, **named):\n        return None"
+    name = task.verifier.get("entry")
+    return f"def {name}(*arguments, **named):\n    return None" if name else "print()"
 
 
 def _other_answers(tasks: Iterable[Task]) -> dict[str, str | None]:

@@ -43,20 +43,16 @@ async def _solve(task: Task, environment: object) -> Trajectory:
     values: list[str] = []
     turns: list[Turn] = []
     for step in plan:
-        try:
-            arguments = fill(step["arguments"], values)
-        except (IndexError, KeyError, TypeError) as error:
-            raise PlanError(f"{task.prompt!r}: the step {step!r:.200} failed: {error}") from None
+        arguments, expected = fill(step["arguments"], values), step.get("expect")
         result = await run_call(ToolCall(step["tool"], arguments), environment, timeout_s=PATIENCE_S)
+        called = f"{task.prompt!r}: {step['tool']}({arguments})"
         if not result.ok:
-            why = result.observation.removeprefix("Error: ")
-            raise PlanError(f"{task.prompt!r}: {step['tool']}({arguments}) failed: {why}")
-        expected = step.get("expect")
+            raise PlanError(f"{called} failed: {result.observation.removeprefix('Error: ')}")
         if expected is not None and not shows(step["tool"], result.observation, expected):
             raise PlanError(
-                f"{task.prompt!r}: {step['tool']}({arguments}) does not find {expected!r} in "
-                f"{result.observation!r:.160}: what a step expects is the whole reply, or ends it (of a tool "
-                f"named search, its first line) as in '... is {expected}.', maybe with a unit"
+                f"{called} does not find {expected!r} in {result.observation!r:.160}: what a step expects is "
+                f"the whole reply, or ends it (of a tool named search, its first line) as in '... is "
+                f"{expected}.', maybe with a unit"
             )
         values.append(result.observation if expected is None else expected)
         turns.append(Turn("", (0, 0), (result,)))
@@ -130,14 +126,14 @@ def wrong_plans(tasks: Iterable[Task], environments: Mapping[str, Callable[[], o
         kind = verifier_kind(task)
         if not task.meta.get("plan") or kind == "judge" or task.family not in environments:
             continue
-        row = {"check": "plan", "verifier": kind, "passed": False, "task": task.id}
+        answer, value = "", None
         try:
             solution = solve(task, example(environments[task.family]))
-            score = verify(task, solution)
+            answer, value = solution.answer, verify(task, solution).value
+            why = f"{task.prompt!r} has the answer {task.answer!r}; its plan gives {answer!r}"
         except (PlanError, TypeError, ValueError) as error:  # of a verifier, what an audit says too
-            rows.append(row | {"answer": "", "value": None, "why": str(error)})
-            continue
-        if score.value == 0.0:
-            why = f"{task.prompt!r} has the answer {task.answer!r}; its plan gives {solution.answer!r}"
-            rows.append(row | {"answer": solution.answer, "value": score.value, "why": why})
+            why = str(error)
+        if value == 0.0 or not answer:
+            rows.append({"check": "plan", "verifier": kind, "passed": False, "task": task.id,
+                         "answer": answer, "value": value, "why": why})  # fmt: skip
     return rows

@@ -21,30 +21,25 @@ def assign_splits(tasks: list[Task], rng: random.Random) -> list[Task]:
 
     Tasks whose meta says ``new_template``, and what stays together with them, are for the test only.
     """
-    new, tasks_of = [], _components(tasks)
-    components = []
-    for component in tasks_of:
+    new, components = [], []
+    for component in _components(tasks):
         (new if any(task.meta.get("new_template") for task in component) else components).append(component)
     rng.shuffle(components)
     components.sort(key=len, reverse=True)
-    others = [task for component in components for task in component]
-    wanted = Counter(stratum(task) for task in others)
-    given: Counter[tuple[str, str]] = Counter()
-    filled: Counter[str] = Counter()
-    split_of: dict[str, str] = {}
+    wanted = Counter(stratum(task) for component in components for task in component)
+    given, filled = Counter[tuple[str, str]](), Counter[str]()
+    split_of = {task.id: "test" for component in new for task in component}
     for component in components:
-        kind = Counter(stratum(task) for task in component).most_common(1)[0][0]
-
-        def need(split: str, kind: str = kind) -> float:
-            share = filled[split] / (SPLITS[split] * len(others))  # small suites: no split stays empty
-            return SPLITS[split] * wanted[kind] - given[kind, split] - 3 * share
-
-        chosen = max(SPLITS, key=need)
-        for task in component:
-            split_of[task.id] = chosen
-            given[stratum(task), chosen] += 1
-            filled[chosen] += 1
-    split_of |= {task.id: "test" for component in new for task in component}
+        kinds = Counter(map(stratum, component))
+        kind = kinds.most_common(1)[0][0]
+        need = {  # small suites: no split stays empty
+            split: share * wanted[kind] - given[kind, split] - 3 * (filled[split] / (share * wanted.total()))
+            for split, share in SPLITS.items()
+        }
+        chosen = max(SPLITS, key=need.get)
+        split_of |= dict.fromkeys([task.id for task in component], chosen)
+        given.update({(name, chosen): count for name, count in kinds.items()})
+        filled[chosen] += len(component)
     found = [dataclasses.replace(task, split=split_of[task.id]) for task in tasks]
     _warn_if_alike(found)
     return found

@@ -93,7 +93,8 @@ class Suite:
             SuiteError: an unknown key or family, a corpus too small for that many different tasks,
                 ``new_templates`` that leave none to train on, or a failing check.
         """
-        _check_spec(spec)
+        if problem := fault("suite", spec):
+            raise SuiteError(problem)
         corpus = corpus or Corpus.open()
         known = shipped_families(corpus)
         known |= {name: f if isinstance(f, Family) else Family(f) for name, f in (families or {}).items()}
@@ -110,7 +111,7 @@ class Suite:
             except SandboxError as error:
                 left_out.append(name)
                 warnings.warn(f"family {name} is left out: {error}", stacklevel=2)
-        if len(left_out) == len(names):
+        if not drafted:
             raise SuiteError(f"every family needs the sandbox: {no_sandbox()}")
         for name in sorted(new - {stratum(task) for task in drafted}):
             warnings.warn(f"new_templates names {name!r}, of which no task was drafted", stacklevel=2)
@@ -170,14 +171,10 @@ def shipped_families(corpus: Corpus, top_k: int = 3) -> dict[str, Family]:
 
 def family_names(names: Any, known: Mapping[str, Family]) -> list[str]:
     """Names of families from a list or comma-separated text. Raises SuiteError for one that is not known."""
-    if not isinstance(names, str | list | tuple):
-        raise SuiteError(f"families is {names!r}; it must be a list of {', '.join(sorted(known))}")
-    chosen = _listed(names)
+    chosen = _listed(names) if isinstance(names, str | list | tuple) else [repr(names)]
     unknown = [name for name in chosen if name not in known]
     if unknown or not chosen:
-        raise SuiteError(
-            f"unknown task family {unknown[0] if unknown else ''!r}: use {', '.join(sorted(known))}"
-        )
+        raise SuiteError(f"unknown task family {''.join(unknown[:1])!r}: use {', '.join(sorted(known))}")
     if len(set(chosen)) < len(chosen):
         raise SuiteError(f"a task family is named twice: {', '.join(chosen)}")
     return chosen
@@ -186,16 +183,6 @@ def family_names(names: Any, known: Mapping[str, Family]) -> list[str]:
 def _listed(names: str | Sequence[Any]) -> list[str]:
     text = names if isinstance(names, str) else ",".join(map(str, names))
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _check_spec(spec: Any) -> None:
-    if problem := fault("suite", spec):
-        raise SuiteError(problem)
-    if unknown := set(spec) - {"families", "n_tasks", "seed", "new_templates"}:
-        raise SuiteError(
-            f"unknown suite key {sorted(unknown, key=str)[0]!r}: use families, n_tasks, seed and "
-            "new_templates"
-        )
 
 
 def _draft_family(
@@ -211,8 +198,13 @@ def _draft_family(
     found, uses = 0, Counter[str]()
     limit = most = max(3, int(count * MAX_SHARE))  # tasks of an entity combination, of an answer
     misses, often, why = 0, False, "its draft returned None each time"
-    while found < count and (misses < MAX_MISSES or (often and most < int(COMMON * count))):
+    while found < count:
         if misses == MAX_MISSES:
+            if not often or most >= int(COMMON * count):
+                advice = " (ask for fewer)" if found else ""
+                raise SuiteError(
+                    f"family {name} gave only {found} of the {count} tasks asked for{advice}: {why}"
+                )
             misses, often, most = 0, False, min(2 * most, int(COMMON * count))
         misses += 1
         if (task := _drafted(family.draft, corpus, rng, name)) is None:
@@ -225,20 +217,16 @@ def _draft_family(
         try:
             calls = _solved(task, family)
         except PlanError as error:
-            if sandbox.NONE in str(error):
-                raise SandboxError(no_sandbox()) from None
             why = f"the last failure: {error}"
+            if sandbox.NONE in why:
+                raise SandboxError(no_sandbox()) from None
             continue
         misses, found = 0, found + 1
         prompts.add(question)
         uses.update({task.answer, *combinations})
         task = dataclasses.replace(task, family=name, difficulty=difficulty(calls))
-        if stratum(task) in new:
-            task = dataclasses.replace(task, meta=task.meta | {"new_template": True})
-        yield with_content_id(task)
-    if found < count:
-        advice = " (ask for fewer)" if found else ""
-        raise SuiteError(f"family {name} gave only {found} of the {count} tasks asked for{advice}: {why}")
+        is_new = {"new_template": True} if stratum(task) in new else {}
+        yield with_content_id(dataclasses.replace(task, meta=task.meta | is_new))
 
 
 def _drafted(draft: Draft | None, corpus: Corpus, rng: random.Random, name: str) -> Task | None:

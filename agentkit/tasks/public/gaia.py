@@ -33,7 +33,6 @@ INSTRUCTION = (  # what the paper's prompt asks of the answer's form
     "no abbreviation."
 )
 UNREAD = re.compile(r"\.(?:png|jpe?g|gif|bmp|tiff?|webp|mp[34]|wav|m4a|ogg|mov|avi|webm)$", re.IGNORECASE)
-ROWS_ARE_NONE = "its file_name is the file of the rows, with all answers: name the attachment, or remove it"
 # a program, after a line that names file, start and most: whoever wrote the spreadsheet, only the sandbox
 # meets it
 SHEETS = """
@@ -93,19 +92,18 @@ def load(
             levels, or one is broken.
         RunError: a local file cannot be read.
     """
-    if limit is not None and limit < 1:
-        raise DataError(f"limit is {limit}; it must be at least 1, or None")
     left_out = {"1", "2", "3"} - {str(level) for level in levels}
     if Path(source).exists():
         rows, attachment = _local(Path(source), split)
     else:
         rows, attachment = hub_rows(str(source), "2023_all", split), partial(_from_hub, str(source), split)
-    wanted = ((n, row) for n, row in rows if isinstance(row, ValueError) or _level(row) not in left_out)
-    rows = list(islice(wanted, limit))
-    if not rows:
-        kept = ", ".join(sorted({"1", "2", "3"} - left_out))
-        raise DataError(f"{source} holds no row of level {kept or 'none'}: check the path and the levels")
-    return to_tasks(rows, lambda number, row: _task(row, split, attachment), str(source)).tasks
+    kept = ((n, row) for n, row in rows if isinstance(row, ValueError) or _level(row) not in left_out)
+    tasks, broken = to_tasks(
+        islice(kept, limit), lambda number, row: _task(row, split, attachment), str(source)
+    )
+    if broken:
+        raise DataError(f"{broken[0]}. Mend the row.")
+    return tasks
 
 
 class GaiaEnvironment(WorkbenchEnvironment):
@@ -160,11 +158,11 @@ def _shown_name(path: str | Path) -> str:
 # ---- reading
 def _local(path: Path, split: str) -> tuple[NumberedRows, Any]:
     if not path.is_dir():
-        return numbered_rows(path), partial(_from_folder, path.parent, path)
+        return numbered_rows(path), partial(_from_folder, path.parent)
     for folder in (path / split, path / "2023" / split, path):
         for file in (folder / "metadata.jsonl", folder / "metadata.parquet"):
             if file.exists():
-                return numbered_rows(file), partial(_from_folder, folder, file)
+                return numbered_rows(file), partial(_from_folder, folder)
     raise DataError(
         f"{path} holds neither metadata.jsonl nor metadata.parquet for {split!r}: name the folder that does"
     )
@@ -179,9 +177,6 @@ def _task(row: Row, split: str, attachment: Any) -> Task:
     level = _level(row)
     if level not in ("1", "2", "3"):  # no value of a row is shown: it may be in the wrong column
         raise DataError("Level must be 1, 2 or 3")
-    for field, value in (("task_id", ident), ("Question", question)):
-        if not value.strip():
-            raise DataError(f"{field} is blank")
     meta = {"level": int(level), "share": False, "source": "GAIA", "licence": "gated, must not be reshared"}
     if row.get("file_name"):
         meta["file"] = str(attachment(row))
@@ -202,8 +197,6 @@ def _from_hub(name: str, split: str, row: Row) -> str:
     from huggingface_hub import hf_hub_download
 
     place = str(row.get("file_path") or f"2023/{split}/{row['file_name']}")
-    if Path(place).name.startswith("metadata."):
-        raise DataError(ROWS_ARE_NONE)
     try:
         return hf_hub_download(name, place, repo_type="dataset")
     except Exception as error:  # the libraries raise many kinds for offline, gated, unknown and damaged
@@ -211,14 +204,13 @@ def _from_hub(name: str, split: str, row: Row) -> str:
         raise DataError(f"its attachment {place!r} could not be loaded from the hub ({why})") from None
 
 
-def _from_folder(folder: Path, rows: Path, row: Row) -> Path:
-    """The attachment of a row: a file inside the folder, never one outside it."""
+def _from_folder(folder: Path, row: Row) -> Path:
+    """The attachment of a row: a file inside the folder, never one outside it, nor the rows themselves."""
     name = str(row["file_name"])
     path = folder / name
-    if not (os.path.isfile(path) and path.resolve().is_relative_to(folder.resolve())):
+    inside = os.path.isfile(path) and path.resolve().is_relative_to(folder.resolve())
+    if not inside or name.startswith("metadata."):
         raise DataError(
             f"there is no attachment {name[:80]!r} in {folder}: put it there, or remove its file_name"
         )
-    if path.samefile(rows):
-        raise DataError(ROWS_ARE_NONE)
     return path.resolve()

@@ -1,6 +1,6 @@
 """Public data sets as tasks, from the Hugging Face hub or from local files of the same schema.
 
-A broken row is an error that names file and row, or is skipped and counted. Leaves out what the rows of each
+A broken row is left out and named. Leaves out what the rows of each
 data set mean (rows, gaia), and downloading by any other way than ``datasets.load_dataset``.
 """
 
@@ -8,13 +8,14 @@ import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from agentkit.records import DataError, Task
-from agentkit.runs import SPLITS, numbered_rows
+from agentkit.runs import numbered_rows
 from agentkit.tasks.family import with_content_id
 from agentkit.tasks.public.rows import SOURCES, Source
 from agentkit.trajectories import verifier_kind
@@ -26,47 +27,23 @@ FILES = (".jsonl", ".json", ".parquet")
 NumberedRows = Iterable[tuple[int, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """Tasks of a data set, and the sentences about the rows that were left out."""
-
-    tasks: list[Task]
-    skipped: list[str]
-
-
 def load(
-    name: str,
-    source: str | Path | None = None,
-    *,
-    split: str | None = None,
-    limit: int | None = None,
-    skip_broken: bool = False,
-) -> Loaded:
-    """Tasks of one of SOURCES, from the hub or from local files of the same schema.
+    name: str, source: str | Path | None = None, *, limit: int | None = None
+) -> tuple[list[Task], list[str]]:
+    """Tasks of one of SOURCES, from the hub or from local files of the same schema, and a sentence for each
+    broken row that is left out.
 
-    ``source`` is a .jsonl, .json or .parquet file, or a folder with one named after the split. Tasks keep the
-    data set's own name of a split where it is train, validation or test; others are test. Of a data set that
-    has several sources, ``limit`` tasks are shared evenly among them. Raises DataError
-    for a broken row (unless ``skip_broken``) or a hub that refuses, RunError for a file that cannot be read.
+    ``source`` is a .jsonl, .json or .parquet file, or a folder with one named after the split. Of a data set
+    that has several sources, ``limit`` tasks are shared evenly among them. Raises DataError for a hub that
+    refuses and where no row is a task, RunError for a file that cannot be read.
     """
     if name not in SOURCES:
-        way = (
-            "agentkit gaia RUN measures a run on it" if name == "gaia" else f"use one of {', '.join(SOURCES)}"
-        )
-        raise DataError(f"unknown data set {name!r}: {way}")
-    if limit is not None and (not isinstance(limit, int) or limit < 1):
-        raise DataError(f"limit is {limit!r}; it must be a whole number of at least 1, or None")
+        raise DataError(f"unknown data set {name!r}: use one of {', '.join(SOURCES)}")
     spec = SOURCES[name]
-    split = split or spec.split
-    rows = local_rows(Path(source), split) if source else hub_rows(spec.path, spec.config, split)
-
-    def convert(number: int, row: Any) -> Task:
-        return _task(spec, name, split, number, row)
-
-    if spec.sources:
-        loaded = to_tasks(rows, convert, str(source or spec.path), skip_broken)
-        return replace(loaded, tasks=evenly(loaded.tasks, limit))
-    return to_tasks(itertools.islice(rows, limit), convert, str(source or spec.path), skip_broken)
+    rows = local_rows(Path(source), spec.split) if source else hub_rows(spec.path, spec.config, spec.split)
+    some = rows if spec.sources else itertools.islice(rows, limit)
+    tasks, broken = to_tasks(some, partial(_task, spec, name), str(source or spec.path))
+    return evenly(tasks, limit) if spec.sources else tasks, broken
 
 
 def evenly(tasks: list[Task], limit: int | None) -> list[Task]:
@@ -80,12 +57,12 @@ def evenly(tasks: list[Task], limit: int | None) -> list[Task]:
 
 
 def to_tasks(
-    rows: NumberedRows, convert: Callable[[int, Any], Task], place: str, skip_broken: bool = False
-) -> Loaded:
-    """Numbered rows as tasks with different ids. Raises DataError naming the place and row that is broken."""
+    rows: NumberedRows, convert: Callable[[int, Any], Task], place: str
+) -> tuple[list[Task], list[str]]:
+    """Numbered rows as tasks with different ids and contents, and a sentence for each row that is none."""
     tasks: dict[str, Task] = {}
     contents: dict[str, int] = {}
-    skipped = []
+    broken = []
     for number, row in rows:
         try:
             if isinstance(row, ValueError):
@@ -98,18 +75,14 @@ def to_tasks(
                 raise DataError(f"it is the same task as row {first}")
             tasks[task.id] = task
         except DataError as error:
-            skipped.append(f"{place}, row {number}: {error}")
-            if not skip_broken:
-                raise DataError(f"{skipped[-1]}. Mend the row.") from None
+            broken.append(f"{place}, row {number}: {error}")
     if not tasks:
-        raise DataError(
-            f"{place} holds no usable task ({len(skipped)} broken rows): check the path and the split"
-            + "".join(f"; {sentence}" for sentence in skipped[:1])
-        )
-    return Loaded(list(tasks.values()), skipped)
+        first = "".join(f"; {sentence}" for sentence in broken[:1])
+        raise DataError(f"{place} holds no usable task ({len(broken)} broken rows){first}")
+    return list(tasks.values()), broken
 
 
-def _task(spec: Source, name: str, split: str, number: int, row: Any) -> Task:
+def _task(spec: Source, name: str, number: int, row: Any) -> Task:
     try:
         task = spec.convert(row)
     except DataError:
@@ -121,9 +94,9 @@ def _task(spec: Source, name: str, split: str, number: int, row: Any) -> Task:
     _check(task)
     return replace(
         task,
-        id=f"{name}-{task.id or f'{split}-{number:06d}'}",
+        id=f"{name}-{task.id or f'{spec.split}-{number:06d}'}",
         family=name if task.family == "custom" else task.family,
-        split=split if split in SPLITS else "test",
+        split=spec.split,
         meta=task.meta | {"source": spec.path, "licence": spec.licence},
     )
 
@@ -141,11 +114,7 @@ def _check(task: Task) -> None:
     # the others take their time, and may be too busy to say: the audit asks them
     if kind in ("exact", "numeric") and (score := verify(task, task.answer)).value != 1.0:
         raise DataError(f"its answer fails its own verifier: {score.why[:200]}")
-    if kind == "code":
-        _check_tests(task.verifier["tests"])
-
-
-def _check_tests(tests: list[Any]) -> None:
+    tests = task.verifier.get("tests", ())
     if len(tests) > MAX_TESTS:
         raise DataError(f"it has {len(tests)} tests; {MAX_TESTS} are allowed")
     try:
@@ -154,7 +123,7 @@ def _check_tests(tests: list[Any]) -> None:
         raise DataError(f"its tests hold a value that cannot be tested: {error}") from None
 
 
-def hub_rows(path: str, config: str | None, split: str) -> Iterator[tuple[int, Any]]:
+def hub_rows(path: str, config: str | None, split: str) -> NumberedRows:
     """Numbered rows of a data set on the hub. Raises DataError that says what to do."""
     from datasets import load_dataset
 
@@ -170,11 +139,11 @@ def hub_rows(path: str, config: str | None, split: str) -> Iterator[tuple[int, A
     return enumerate(rows, start=1)
 
 
-def local_rows(path: Path, split: str) -> Iterator[tuple[int, Any]]:
+def local_rows(path: Path, split: str) -> NumberedRows:
     """Numbered rows of a local file, or of the file in a folder that is named after the split."""
     if not os.path.isdir(path):  # unlike Path's, false for a name that no file can have
         return numbered_rows(path)
     for file in (path / f"{split}{suffix}" for suffix in FILES):
         if file.exists():
             return numbered_rows(file)
-    raise DataError(f"{path} holds no {split}.jsonl, .json or .parquet: name a file, or another split")
+    raise DataError(f"{path} holds no {split}.jsonl, .json or .parquet: name a file")

@@ -201,8 +201,8 @@ def _code_tests(truth: str) -> dict[str, Any]:
     if not inputs or len(inputs) != len(outputs):
         raise DataError(f"it has {len(inputs)} inputs and {len(outputs)} outputs")
     if not name:
-        pairs = zip(inputs, outputs, strict=True)
-        return {"tests": [{"stdin": _lines(given), "stdout": _lines(gives)} for given, gives in pairs]}
+        pairs = zip(map(_lines, inputs), map(_lines, outputs), strict=True)
+        return {"tests": [{"stdin": given, "stdout": gives} for given, gives in pairs]}
     if not isinstance(name, str) or not name.isidentifier():
         raise DataError(f"fn_name is {name!r:.60}, not the name of a function")
     return {"tests": _function_tests(inputs, outputs), "entry": name, "setup": LEETCODE}
@@ -218,12 +218,8 @@ def _function_tests(inputs: list[Any], outputs: list[Any]) -> list[list[Any]]:
     return [list(pair) for pair in zip(arguments, results, strict=True)]
 
 
-def _lines(value: Any) -> str:
-    if isinstance(value, list) and all(isinstance(line, str) for line in value):
-        return "\n".join(value)
-    if not isinstance(value, str):
-        raise DataError(f"standard input or output is {type(value).__name__}, not text")
-    return value
+def _lines(value: str | list[str]) -> str:
+    return value if isinstance(value, str) else "\n".join(value)
 
 
 def _asserts(source: str) -> dict[str, Any]:
@@ -231,40 +227,24 @@ def _asserts(source: str) -> dict[str, Any]:
     tests, names = [], set()
     for node in ast.walk(ast.parse(source)):
         match node:
-            case ast.Assert(test=ast.Compare(left=ast.Call() as call, ops=[ast.Eq()], comparators=[value])):
-                tests.append(_assert(call, value))
+            case ast.Assert(
+                test=ast.Compare(left=ast.Call() as call, ops=[ast.Eq()], comparators=[value])
+            ) if all(keyword.arg for keyword in call.keywords):
+                named = {keyword.arg: _literal(keyword.value) for keyword in call.keywords}
+                args = [_literal(argument) for argument in call.args]
+                tests.append({"args": args, "kwargs": named, "expected": _literal(value)})
                 names.add(ast.unparse(call.func))
             case ast.Assert():
-                raise _needs_reference()
-    if not tests or len(names) != 1:
+                raise DataError(
+                    "it has a test other than 'assert candidate(...) == value', which needs a reference "
+                    "solution"
+                )
+    if len(names) != 1:
         raise DataError(f"its tests hold {len(tests)} asserts on {len(names)} functions")
     (entry,) = names
-    return {
-        "tests": tests,
-        "entry": entry if entry != "candidate" else _entry_point(source),
-        "setup": LEETCODE,
-    }
-
-
-def _assert(call: ast.Call, value: ast.expr) -> dict[str, Any]:
-    if not all(keyword.arg for keyword in call.keywords):
-        raise _needs_reference()
-    named = {keyword.arg: _literal(keyword.value) for keyword in call.keywords}
-    return {"args": [_literal(node) for node in call.args], "kwargs": named, "expected": _literal(value)}
-
-
-def _needs_reference() -> DataError:
-    return DataError(
-        "it has a test other than 'assert candidate(...) == value', which needs a reference solution"
-    )
-
-
-def _entry_point(source: str) -> str:
-    """What ``candidate`` is: the argument of a final ``check(...)``."""
-    checked = re.findall(r"^check\((.+)\)\s*$", source, re.MULTILINE)
-    if not checked or checked[-1] == "candidate":
-        raise DataError("its tests call candidate and do not say what that is")
-    return checked[-1]
+    if entry == "candidate":  # the argument of a final ``check(...)``
+        (*_, entry) = re.findall(r"^check\((?!candidate\))(.+)\)\s*$", source, re.MULTILINE)
+    return {"tests": tests, "entry": entry, "setup": LEETCODE}
 
 
 def _literal(node: ast.AST) -> Any:
