@@ -1,4 +1,4 @@
-"""Set-ups written by somebody who had not read preflight: 17 mistakes people make before a run, and 10 sound ones.
+"""Set-ups written by somebody who had not read preflight: mistakes people make before a run, and sound ones.
 
 Each is a recipe, a lab file made from one desk of facts by replacing lines, and sometimes given tasks. Leaves out running them.
 """
@@ -157,29 +157,12 @@ _RESET = "    def reset(self, **row) -> None:\n        pass"
 _SEARCH = "        text = search_passages"
 _REWARDS = "rewards = {}"
 _JUDGED = "    return float(answer.strip() == gold)"
-_LENGTH = 'len(task.meta["plan"]) != 3'
-_BETTER = """class Register:
-    def search(self, query: str) -> str:
-        \"\"\"Search facts.
-
-        Args:
-            query: What to look up.
-        \"\"\"
-        return f"The register is open from 9 to 5; you asked for {query}."
-
-
-class Desk(Register, Shelf):"""
-
 PLANTED = {
-    "the tool tells thousands where the number is large": Setup(
-        edits=(("        return text.", '        text = re.sub(r" is (\\d{7,})", lambda m: f" is {int(m[1]) // 1000}", text)\n        return text.'),), rows=kept,
-        cause="tool"),
     "the answer stands in the question": Setup(
         edits=(("    return replace(task, ", '    return replace(task, prompt=f"{task.prompt} (checked: {task.answer})", '),), cause="question|prompt"),
     "a component in milliseconds": Setup(
         edits=((_REWARDS, 'rewards = {"latency": (lambda task, t: -1000 * sum(turn.seconds for turn in t.turns), 1.0)}'),),
         cause="latency"),
-    "a warm-up longer than the run": Setup({"warmup_steps": 2000}, cause="warm"),
     "a KL weight that holds everything": Setup({"beta": 10}, cause="beta|KL"),
     "a tool slower than its limit": Setup(
         {"tool_timeout_s": 0.2}, ((_SEARCH, "        time.sleep(0.5)\n" + _SEARCH),), kept, cause="tool_timeout_s"),
@@ -197,21 +180,17 @@ PLANTED = {
     "a reward reads a column that half the rows lack": Setup(
         edits=((_REWARDS, 'rewards = {"short": (lambda task, t: float(len(t.turns) <= task.meta["shortest"]), 0.2)}'),),
         rows=half_annotated, cause="short"),
-    "another class's search is called": Setup(edits=(("class Desk(Shelf):", _BETTER),), rows=kept, cause="tool"),
     "a verifier that fails on some golds": Setup(
         edits=((_JUDGED, "    return float(float(answer) == float(gold))"),), rows=half_unpriced, cause="verifier"),
-    "a learning rate for full weights": Setup({"learning_rate": 1e-7}, cause="learning_rate|learning rate"),
 }  # fmt: skip
 SOUND = {
     "the desk": Setup(),
     "tasks without tools": Setup(edits=(
         ("class Desk(Shelf):\n    pass", "class Desk:\n    def reset(self, **row) -> None:\n        pass"),
         ("    return replace(task, ", '    said, value = task.meta["plan"][0]["arguments"]["query"], task.meta["plan"][0]["expect"]\n    return replace(task, prompt=f"The {said} is {value}. What is the {said}?", answer=value, meta={"plan": [], "entities": task.meta["entities"]}, tools=(), '))),
-    "hard tasks": Setup(edits=((_LENGTH, 'len(task.meta["plan"]) < 4'),)),
     "a reward from -1 to 0": Setup({"reward": "none"}, (
         (_REWARDS, 'rewards = {"wrong": (lambda task, t: None if t.success is None else t.success - 1, 1.0), "turns": (lambda task, t: -len(t.turns) / 100, 1.0)}'),)),
     "groups of two": Setup({"group_size": 2, "prompts_per_step": 6, "steps": 400}),
-    "long plans": Setup({"max_turns": 12}, ((_LENGTH, 'len(task.meta["plan"]) < 5'),)),
     "a shaped reward": Setup({"reward": {"correctness": 1, "format": 0.1, "efficiency": 1, "process": 0.3, "overlong": 0.1}}),
     "a slow tool within its limit": Setup(
         {"tool_timeout_s": 5.0}, ((_SEARCH, "        time.sleep(0.2)\n" + _SEARCH),), kept),

@@ -1,4 +1,4 @@
-"""Set-ups of a shop, the example of a lab file changed by its user: 19 mistakes, and 14 sound ones that look odd.
+"""Set-ups of a shop, the example of a lab file changed by its user: mistakes, and sound ones that look odd.
 
 Written after preflight's rules and without looking for what they see. Leaves out running them.
 """
@@ -27,7 +27,6 @@ _FOUND = '        return f"[1] The price'
 _SEARCH = "        item = query.split()[-1]"
 _ANSWER = '        answer=calculate(f"{PRICES[first]} {sign} {PRICES[second]}"),'
 _SIGNS = '[("plus", "+"), ("minus", "-"), ("times", "*")]'
-_STEPS = "    plan = [  # how"
 _PROMPT = '        prompt=f"What is the price of {first} {word} the price of {second}?",'
 _PLANNED = '        {"tool": "calculator", "arguments": {"expression": f"{{0}} {sign} {{1}}"}},  # {0}: the first value\n'
 _CLASS = "class Shop:"
@@ -58,13 +57,7 @@ PLANTED = {
     "an item that another trajectory has asked for": shop(
         (), (_SEARCH, _SEARCH + "\n        item, Shop.last = (Shop.last or item), item"),
         (_CLASS, _CLASS + "\n    last = None"), rows=kept, cause="search"),
-    "an argument that was renamed": shop(rows=renamed, cause="search fails"),
-    "errors that come as text": shop(
-        (), ("import random", "import random\nimport zlib"),
-        (_FOUND, '        if zlib.crc32(query.encode()) % 3 == 0:\n            return "Service busy, try later."\n' + _FOUND), rows=kept, cause="search"),
-    "a verifier that allows a hundred euros": shop(
-        (), judged("    try:\n        return float(abs(float(answer) - float(gold)) <= 100)\n    except ValueError:\n        return 0.0"),
-        rows=kept, cause="verifier"),
+    "an argument that was renamed": shop(rows=renamed, cause="The tool search"),
     "a verifier that forgives what it cannot read": shop(
         (), judged("    try:\n        return float(float(answer) == float(gold))\n    except ValueError:\n        return 1.0"),
         rows=kept, cause="verifier"),
@@ -103,18 +96,10 @@ SOUND = {
         (), (_SIGNS, '[("more than", ">")]'), (_PROMPT, '        prompt=f"Is the price of {first} more than the price of {second}?",'),
         (_ANSWER, '        answer="yes" if PRICES[first] > PRICES[second] else "no",'), (_PLANNED, ""),
         ('meta={"plan": plan', 'meta={"answer_if": {"true": "yes", "false": "no"}, "plan": [*plan, {"tool": "calculator", "arguments": {"expression": "{0} > {1}"}}]')),
-    "a task without tools": shop(
-        (), (_STEPS, "    plan = [] and [  # how"), (_PROMPT, '        prompt=f"{PRICES[first]} {word} {PRICES[second]}?",'),
-        ('tools=("search", "calculator")', "tools=()")),
-    "hot sampling": shop({"temperature": 1.2}),
-    "tools that fail as in the demo": shop({"tool_failures": 0.4, "max_turns": 14, "max_tokens": 1024}),
     "a choice of two that the question names": shop(
         (), (_SIGNS, '[("or", ">")]'), (_PROMPT, '        prompt=f"Which costs more, {first} or {second}?",'),
         (_ANSWER, "        answer=max(first, second, key=PRICES.get),"), (_PLANNED, ""),
         ('meta={"plan": plan', 'meta={"answer_if": {"true": first, "false": second}, "plan": [*plan, {"tool": "calculator", "arguments": {"expression": "{0} > {1}"}}]')),
-    "a toolbox of which two are used": shop(
-        (), ("    @tool(pure=True)\n", "".join(f'    def tool{n}(self, text: str) -> str:\n        """Do something else.\n\n        Args:\n            text: What.\n        """\n        return text\n\n' for n in range(6)) + "    @tool(pure=True)\n")),
-    "few large groups": shop({"group_size": 24, "prompts_per_step": 2, "n_tasks": 24}),
     "a reward of thousandths": shop({"reward": "none"}, rewarded('"right": (lambda task, t: t.success / 1000, 1.0)')),
     "a verifier that reads the calls and the answer": shop(
         (), judged('    searched = sum(r.name == "search" for t in trajectory.turns for r in t.results)\n    return float(answer.strip() == gold and searched > 0)')),

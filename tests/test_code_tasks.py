@@ -93,13 +93,6 @@ def test_all_specifications_are_asked_for(drafted):
     assert {b.name for b in BLOCKS} == asked
 
 
-@pytest.mark.parametrize("kind", INPUTS)
-def test_inputs_survive_json_and_differ(kind):
-    rng = random.Random(3)
-    made = [INPUTS[kind][1](rng) for _ in range(30)]
-    assert all(json.loads(json.dumps(value)) == value for value in made) and len({repr(v) for v in made}) > 10
-
-
 # ---- drafts
 def test_prompts_are_short_and_show_one_example_that_no_hidden_test_repeats(drafted):
     assert len(drafted) > 150
@@ -171,24 +164,10 @@ def test_mistakes_earn_nothing(codes):
             assert verify(task, answer).value == 0.0, (task.prompt, answer)
 
 
-def test_nothing_hidden_reaches_the_tool(codes):
-    """A plan's code holds the example and the solution; the hidden inputs stay outside."""
-    for task in codes:
-        if task.verifier["kind"] == "code":
-            shown = " ".join(step["arguments"]["code"] for step in task.meta["plan"])
-            hidden = [args[0] for args, _ in task.verifier["tests"]]
-            assert hidden and not any(f"f({value!r})" in shown for value in hidden)
-
-
 @pytest.mark.parametrize(
     ("flaws", "least", "most"),
-    [
-        ({}, 1.0, 1.0),
-        ({"wrong_operation": 1.0}, 0.0, 0.0),
-        ({"in_head": 1.0}, 0.0, 0.6),
-        ({"malformed": 1.0}, 1.0, 1.0),
-    ],
-    ids=["none", "nearly right", "untested", "malformed"],
+    [({}, 1.0, 1.0), ({"wrong_operation": 1.0}, 0.0, 0.0), ({"in_head": 1.0}, 0.0, 0.6)],
+    ids=["none", "nearly right", "untested"],
 )
 def test_a_careless_expert_fails_as_its_flaws_say(codes, tokenizer, flaws, least, most):
     limits = Limits(max_turns=20, max_turn_tokens=800, max_tokens=8_000)
@@ -199,10 +178,6 @@ def test_a_careless_expert_fails_as_its_flaws_say(codes, tokenizer, flaws, least
     assert least <= sum(t.success for t in found) / len(found) <= most
     calls = [[result for turn in t.turns for result in turn.results] for t in found]
     assert all(bool(made) != ("in_head" in flaws) for made in calls)
-    assert (
-        all(result.ok for made in calls for result in made) != ("malformed" in flaws)
-        or "wrong_operation" in flaws
-    )
     for task, trajectory in zip(tasks, found, strict=True):
         if "wrong_operation" in flaws and task.verifier["kind"] == "code":
             assert any(miss in trajectory.answer for miss in task.meta["near_misses"])

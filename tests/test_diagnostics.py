@@ -20,7 +20,6 @@ from agentkit.diagnostics import (
     audit,
     audit_metrics,
     audited,
-    coverage,
     disagreements,
     fresh_half,
     holding,
@@ -28,6 +27,7 @@ from agentkit.diagnostics import (
     observe,
     read_alarms,
     reward_hacking,
+    rules,
     scan,
     success_by_kind,
 )
@@ -99,21 +99,21 @@ CASES = {
 }  # fmt: skip
 
 
-def test_every_rule_has_a_case_and_a_fault_to_be_measured_on():
-    assert set(CASES) == set(RULES) == set(CONSEQUENCES)
-
-
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", RULES)
 def test_a_rule_fires_on_its_fault_and_not_beside_it(name):
+    assert name in CONSEQUENCES, "a fault to be measured on"
     fault, healthy = CASES[name]
     alarm = holding(steps(**fault))[name]
-    assert (
-        alarm.alarm == name
-        and alarm.severity in ("warning", "critical")
-        and alarm.cause.endswith((".", "?"))
-        and alarm.advice
-    )
+    assert alarm.severity in ("warning", "critical") and alarm.cause.endswith(".") and alarm.advice
     assert name not in holding(steps(**healthy))
+
+
+def test_a_value_that_is_not_finite_is_critical_and_odd_rows_are_nothing():
+    alarm = holding([observe({"step": 1, "loss": 0.1, "grad_norm": None})])["gradient_spike"]
+    assert alarm.severity == "critical" and "not finite" in alarm.cause
+    idle = [0.0, 0.0, 0.4] * 8 + [0.5]  # batches without a gradient
+    assert "gradient_spike" not in holding(steps(grad_norm=idle))
+    assert scan([observe({"step": 1, "note": "text", "flag": True})]) == [] and holding([]) == {}
 
 
 @pytest.mark.parametrize(
@@ -129,16 +129,6 @@ def test_what_success_says_decides_whether_it_is_a_fault(name, excused, fault):
         "overfitting": {"val_success": sparse(0.5, 0.7, 0.7, 0.5, 0.5)},
     }[name]
     assert name in holding(steps(**seen, **fault)) and name not in holding(steps(**seen, **excused))
-
-
-def test_a_value_that_is_not_finite_is_critical():
-    alarm = holding([observe({"step": 1, "loss": 0.1, "grad_norm": None})])["gradient_spike"]
-    assert alarm.severity == "critical" and "not finite" in alarm.cause and "skips" in alarm.cause
-
-
-def test_no_history_and_odd_rows_raise_nothing():
-    assert holding([]) == {}
-    assert scan([observe({"step": 1, "note": "text", "mode": "x", "flag": True})]) == []
 
 
 def test_alarms_are_written_once_and_again_after_a_silence(tmp_path):
@@ -161,21 +151,6 @@ def test_an_alarm_that_goes_on_is_raised_once_however_seldom_steps_are_logged():
 
 
 # ---- the auditor
-def test_one_alias_is_a_word_and_not_its_letters():
-    task = Task("a", "Who?", "Ann", {"kind": "exact", "aliases": "Anne"}, tools=())
-    assert audit(task, rollout("a", 0, 1.0, answer="Anne")).value == 1.0
-    assert audit(task, rollout("a", 0, 1.0, answer="e")).value == 0.0
-
-
-def test_an_answer_from_nowhere_or_beside_the_point_is_refused():
-    plan = [{"tool": "search", "arguments": {}}]
-    task = Task("a", "Which town?", "Paris", {"kind": "exact"}, meta={"plan": plan})
-    found = (Turn("look", (0, 2), (ToolResult("search", {}, "It is Paris.", True),)),)
-    guessed = (Turn("Answer: Paris", (0, 3)),)
-    assert audit(task, rollout("a", 0, 1.0, answer="Paris", turns=found)).value == 1.0
-    assert audit(task, rollout("a", 0, 1.0, answer="Paris", turns=guessed)).value == 0.0
-    assert audit(task, rollout("a", 0, 1.0, answer="Paris or Rome", turns=found)).value == 0.0
-    assert audit(task, rollout("a", 0, 1.0, answer=None)).value == 0.0
 
 
 @pytest.mark.parametrize(
@@ -184,17 +159,14 @@ def test_an_answer_from_nowhere_or_beside_the_point_is_refused():
         ("3.14", {"kind": "numeric", "abs_tol": 0.1}, "3.2", 1.0),
         ("3.14", {"kind": "numeric", "abs_tol": 0.01}, "3.2", 0.0),
         ("200", {"kind": "numeric", "rel_tol": 0.01}, "201", 1.0),
-        (r"\d{4}-\d\d", {"kind": "regex"}, "2026-11", None),
-        ("7", {"kind": "regex", "pattern": r"(\d+) of"}, "7 of 9", None),
-        ("1/2", {"kind": "symbolic"}, "\\frac{2}{4}x", None),
-        ("blue", {"kind": "mine"}, "navy", None),
-        ("blue", {"kind": "exact"}, "navy", 0.0),
         ("5", {"kind": "numeric"}, "5 km", None),
         ("5", {"kind": "numeric"}, "It is 5, not 6.", 0.0),
-        ("Paris", {"kind": "exact"}, "The capital of France is Paris.", 0.0),
-        ("Paris", {"kind": "exact"}, "not Paris", 0.0),
+        ("7", {"kind": "regex", "pattern": r"(\d+) of"}, "7 of 9", None),
+        ("blue", {"kind": "mine"}, "navy", None),
         ("Paris", {"kind": "exact"}, "Paris or London", 0.0),
-        ("Paris", {"kind": "exact"}, "Paris " * 40, 0.0),
+        ("Ann", {"kind": "exact", "aliases": "Anne"}, "Anne", 1.0),
+        ("Ann", {"kind": "exact", "aliases": "Anne"}, "e", 0.0),
+        ("Paris", {"kind": "exact"}, None, 0.0),
     ],
 )
 def test_an_answer_is_refused_where_the_gold_one_alone_is_right(gold, verifier, answer, value):
@@ -202,6 +174,8 @@ def test_an_answer_is_refused_where_the_gold_one_alone_is_right(gold, verifier, 
     said = ToolResult("search", {"query": "a"}, f"It is {answer}.", True, 0.1)
     turns = (Turn("look", (0, 2), (said,)), Turn(f"Answer: {answer}", (2, 3)))
     assert audit(task, rollout("a", 0, 1.0, answer=answer, turns=turns)).value == value
+    planned = Task("a", "Which town?", "Paris", meta={"plan": [{"tool": "search", "arguments": {}}]})
+    assert audit(planned, rollout("a", 0, 1.0, answer="Paris", turns=turns[1:])).value == 0.0, "from nowhere"
 
 
 def test_several_optimiser_steps_on_a_batch_are_one_entry_of_the_history():
@@ -213,8 +187,6 @@ def test_several_optimiser_steps_on_a_batch_are_one_entry_of_the_history():
         watch.add({"step": 2 * number, "kl": 0.02, "grad_norm": 0.1})
         plain.add({"step": number, "kl": 0.02, "grad_norm": 0.1} | batch)
     assert len(watch.history) == 40 and watch.history[-1].number == 80 and watch.history[-1]["kl"] == 0.02
-    said = coverage([observe({"step": n} | (batch if n % 4 == 1 else {})) for n in range(1, 25)])
-    assert said.startswith("in 24 steps; the rules that compare with the start need 10")
     names = [alarm.alarm for alarm in watch.alarms]
     assert "zero_variance" in names and set(names) == {a.alarm for a in plain.alarms}
 
@@ -281,48 +253,29 @@ def test_alarms_are_right_on_simulated_runs_held_back():
 # ---- one sentence for each question
 def test_the_answers_are_computed_from_the_run():
     rows = [{"step": 0, "val_success": 0.3, "val_ci_low": 0.2, "val_ci_high": 0.4}]
-    rows += [
-        {"step": i, "seconds": 6.0, "turns": 4.0 - 0.1 * i, "audit_disagreement": 0.05 * i}
-        for i in range(1, 11)
-    ]
+    rows += [{"step": i, "audit_disagreement": 0.05 * i} for i in range(1, 11)]
     rows[5] |= {"val_success": 0.5, "val_ci_low": 0.41, "val_ci_high": 0.6}
     rows[10] |= {"val_success": 0.7, "val_ci_low": 0.6, "val_ci_high": 0.8}
     alarm = holding(steps(kl=[0.01] * 8 + [0.4] * 2))["kl_spike"]
     kinds = pd.DataFrame({"change": [0.3, -0.1]}, index=["family A", "hard"])
     sentences = answers(pd.DataFrame(rows), [alarm], kinds)
-    assert (
-        sentences["Did it learn?"]
-        == "Validation success was 30.0% before and 70.0% at its best; their intervals lie apart."
+    assert sentences["Did it learn?"] == (
+        "Validation success was 30.0% before and 70.0% at its best, step 10; their intervals lie apart."
     )
-    assert sentences["When?"] == "Half of the gain was there at step 5, the best at step 10."
     assert sentences["On which tasks?"] == "Most on family A (+30 points), least on hard (-10 points)."
-    assert sentences["At what cost?"].startswith("1.0 minutes of training, 6.0 s a step")
-    assert (
-        "3.7 to 3.2 turns" in sentences["What did it trade?"]
-        and "refuses 40% of the answers" in sentences["Is it hacking the reward?"]
-    )
-    assert (
-        sentences["Is it stable?"] == "No: kl spike at step 10."
-        and alarm.advice in sentences["What to change?"]
-    )
+    assert "refuses 40% of the answers" in sentences["Is it hacking the reward?"]
+    assert sentences["Is it stable?"] == "No: kl spike at step 10."
+    assert alarm.advice in sentences["What to change?"]
 
 
-def test_a_run_without_validation_or_audit_says_so():
-    sentences = answers(pd.DataFrame([{"step": 1, "loss": 0.1}]))
-    assert sentences["Did it learn?"].startswith("Unknown") and sentences[
-        "Is it hacking the reward?"
-    ].startswith("Unknown")
-
-
-def test_what_some_steps_do_not_know_is_left_out_and_one_validation_compares_with_none():
+def test_what_is_not_known_is_said_and_one_validation_compares_with_none():
     rows = [{"step": i, "audit_disagreement": None if i < 6 else 0.1, "entropy": None if i < 6 else 0.2}
             for i in range(1, 13)]  # fmt: skip
     sentences = answers(pd.DataFrame([{"step": 0, "val_success": 0.3}, *rows]))
-    assert sentences["When?"] == sentences["Did it learn?"] and "not two validations" in sentences["When?"]
-    assert "nan" not in " ".join(sentences.values())
-    assert sentences["Is it hacking the reward?"].endswith(
-        "in the last steps, 5 at most, and 10% in the first."
-    )
+    assert "not two validations" in sentences["Did it learn?"] and "nan" not in " ".join(sentences.values())
+    assert sentences["Is it hacking the reward?"].endswith("and 10% at first.")
+    bare = answers(pd.DataFrame([{"step": 1, "loss": 0.1}]))
+    assert all(bare[name].startswith("Unknown") for name in ("Did it learn?", "Is it hacking the reward?"))
 
 
 def test_success_by_kind_counts_tasks_alike():
@@ -375,7 +328,7 @@ def test_a_rule_holds_only_where_it_has_what_it_needs():
     for fault in RULES:
         steps = [observe(row, trajectories) for row, trajectories in simulate(fault, 3).steps]
         assert fault not in lacks(steps)
-        needs = tuple(lacks([])[fault])
+        needs = tuple(rule.needs for rule in rules._FORMS if rule.alarm == fault)
         without = []
         for step in steps:
             values = {name: value for name, value in step.values.items() if not name.startswith(needs)}
@@ -387,11 +340,8 @@ def test_a_rule_holds_only_where_it_has_what_it_needs():
 @pytest.mark.parametrize(
     ("rows", "looks"),
     [
-        ([], None),
         ([{"step": 0, "val_success": 0.5}], None),
         ([{"iter": 1, "train_loss": 0.5}], None),
-        ([{"step": 1, "epoch": 0.5, "learning_rate": 1e-5}], None),
-        ([{"step": 1, "kl": 0.1}, {"step": 2, "kl": 0.1}], "10 of the 12 rules"),
         ([{"step": 1, "loss": 0.1, "grad_norm": 1.0, "entropy": 0.2, "kl": 0.1}], "9 of the 12 rules"),
     ],
 )
@@ -419,68 +369,41 @@ def foreign(tmp_path):
     table = "iteration,klx\n" + "".join(f"{i},{v}\n" for i, v in enumerate(kl, 1))
     return {
         "state": (written(tmp_path / "trainer_state.json", json.dumps(state)), {}),
-        "trl": (written(tmp_path / "log.json", json.dumps(trl)), {}),
-        "jsonl": (written(tmp_path / "log.jsonl", "\n".join(map(json.dumps, trl))), {}),
+        "jsonl": (
+            written(tmp_path / "log.jsonl", "\n".join(map(json.dumps, trl)) + '\n{"step": 41, "lo'),
+            {},
+        ),
         "csv": (written(tmp_path / "log.csv", table), {"step": "iteration", "kl": "klx"}),
     }
 
 
-@pytest.mark.parametrize("name", ["state", "trl", "jsonl", "csv"])
+@pytest.mark.parametrize("name", ["state", "jsonl", "csv"])
 def test_a_foreign_log_is_judged_and_says_what_could_not_look(tmp_path, capsys, name):
+    """Up to its torn line where it is being written."""
     path, columns = foreign(tmp_path)[name]
     pairs = [word for ours, theirs in columns.items() for word in ("--column", f"{ours}={theirs}")]
     assert main(["alarms", str(path), *pairs]) == 0
-    said = capsys.readouterr().out
-    assert "step 32, warning: kl_spike" in said and "in 40 steps; 1" in said and "could not look" in said
-    assert "tool_abandonment needs calls" in said
-    assert ("columns that no alarm knows: train_runtime" in said) == (name == "state")
-
-
-def test_a_column_that_is_named_goes_before_one_of_our_name(tmp_path):
-    rows = [{"step": i, "kl": 0.0, "my_kl": 5.0, "batch/solve_none": 3} for i in range(1, 5)]
-    steps, unknown = read_log(
-        written(tmp_path / "log.jsonl", "\n".join(map(json.dumps, rows))), {"kl": "my_kl"}
-    )
-    assert {step["kl"] for step in steps} == {5.0} and "kl" in unknown
-    assert "batch/solve_none" in unknown, "a count in most trainers, not a share"
-
-
-def test_a_row_of_an_evaluation_takes_no_number_from_its_step(tmp_path):
-    """A table that pandas wrote has NaN where one of a step's rows has nothing."""
-    rows = [{"step": i, "kl": kl} for i in range(1, 5) for kl in (0.1, math.nan)]
-    steps, _ = read_log(written(tmp_path / "log.jsonl", "\n".join(map(json.dumps, rows))))
-    assert [step["kl"] for step in steps] == [0.1] * 4
-
-
-def test_a_log_that_is_being_written_is_read_up_to_its_torn_line(tmp_path, capsys):
-    path, _ = foreign(tmp_path)["jsonl"]
-    path.write_text(path.read_text() + '\n{"step": 41, "lo')
-    assert main(["alarms", str(path), "--json"]) == 0
     said = capsys.readouterr()
-    found = json.loads(said.out)
-    assert found["alarms"] and "in 40 steps" in found["coverage"] and "is torn and was left out" in said.err
-
-
-def test_a_misspelt_column_of_ours_is_refused(tmp_path, capsys):
-    path, _ = foreign(tmp_path)["csv"]
-    assert main(["alarms", str(path), "--column", "sucess=klx"]) != 0
+    assert "step 32, warning: kl_spike" in said.out and "in 40 steps; 1" in said.out
+    assert "rules could not look: " in said.out and "tool_abandonment" in said.out
+    assert ("columns that no alarm knows: train_runtime" in said.out) == (name == "state")
+    assert ("is torn and was left out" in said.err) == (name == "jsonl")
+    assert main(["alarms", str(path), *pairs, "--column", "sucess=klx"]) != 0
     assert "no alarm knows 'sucess'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("file", "text", "says"),
     [
-        ("a.csv", "when,how\n1,2\n", "no column 'step'"),
-        ("a.csv", "step,max_steps,how\n1,9,2\n", "and another that an alarm knows; it has step, max_steps"),
-        ("a.json", '{"a": 1}', "no 'log_history'"),
-        ("a.jsonl", '{"step": 1', "no column 'step'"),
-        ("a.jsonl", '{"step": "x", "kl": "y"}\n', "no column 'step'"),
-        ("a.csv", "\ud800".encode("utf-8", "surrogatepass"), "damaged"),
+        ("a.csv", b"step,max_steps,how\n1,9,2\n", "and another that an alarm knows; it has step, max_steps"),
+        ("a.json", b'{"a": 1}', "no 'log_history'"),
+        ("a.jsonl", b'{"step": "x", "kl": "y"}\n', "no column 'step'"),
+        ("a.csv", b"\xed\xa0\x80", "damaged"),
     ],
 )
 def test_what_is_no_log_is_refused_and_never_no_alarms(tmp_path, capsys, file, text, says):
     path = tmp_path / file
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    path.write_bytes(text)
     assert main(["alarms", str(path)]) != 0
     said = capsys.readouterr()
     assert says in said.err and "alarm" not in said.out
@@ -492,15 +415,6 @@ def test_an_alarm_that_comes_again_is_told_once(tmp_path, capsys):
     said = capsys.readouterr().out
     assert said.count("warning: gradient_spike") == 1 and "again 2 times, the last at step 90" in said
     assert "3 alarms in 99 steps" in said
-
-
-def test_rounding_takes_no_column_away_and_more_than_rounding_does(tmp_path):
-    rows = [{"step": i, "kl": 0.1, "success": 0.5, "entropy": 0.2} for i in range(1, 5)]
-    for off, kept in ((9e-7, True), (2e-6, False)):
-        odd = {"step": 5, "kl": 0.1, "success": 1 + off, "entropy": -off}
-        steps, unknown = read_log(written(tmp_path / "log.json", json.dumps([*rows, odd])))
-        assert ("success" in steps[0], "entropy" in steps[0]) == (kept, kept)
-        assert len(unknown) == 2 * (not kept)
 
 
 @pytest.mark.parametrize(("name", "value"), [("success", 41.5), ("entropy", -0.5)])
@@ -526,13 +440,6 @@ def test_an_auditor_that_refuses_from_the_first_step_is_heard():
     assert "reward_hacking" not in holding(steps(**refused | {"audit_disagreement": [0.3] * 14}))
 
 
-def test_a_jump_after_batches_without_a_gradient_is_no_spike():
-    idle = [0.0, 0.0, 0.4] * 8 + [0.5]
-    assert "gradient_spike" not in holding(steps(grad_norm=idle)) and "gradient_spike" in holding(
-        steps(grad_norm=[*idle, 9.0])
-    )
-
-
 def test_the_best_validation_is_told_on_tasks_that_did_not_choose_it():
     """The first half is best at step 10, where the second says 0.2; the second at step 20, where the first says
     0.4.
@@ -542,7 +449,7 @@ def test_the_best_validation_is_told_on_tasks_that_did_not_choose_it():
     assert fresh_half(pd.DataFrame(steps)) == ""
     assert fresh_half(pd.DataFrame(steps | halves)).startswith(" (30.0% on a half")
     told = answers(pd.DataFrame(steps | halves))["Did it learn?"]
-    assert "50.0% at its best (30.0% on a half of the tasks that did not choose the step)" in told
+    assert "50.0% at its best, step 20 (30.0% on a half of the tasks that did not choose the step)" in told
 
 
 def logged(tmp_path, **columns):

@@ -9,48 +9,26 @@ from agentkit.cli import main
 from agentkit.evaluation import compare, summarize
 from agentkit.records import DataError
 from agentkit.rollouts.policy import Policy, Sample
-from agentkit.runs import Run, RunError, write_json
-from agentkit.tasks.public import hub
+from agentkit.runs import Run, write_json
 from agentkit.tasks.public.gaia import GaiaEnvironment, load
 from agentkit.verifiers import gaia_equal, verify
 from agentkit.views.card import write_report
 
 # (gold answer, answer, right): the rules of the official scorer, each on its own
-NUMBERS = [
-    ("17", "17", True), ("17", "17.0", True), ("17", " 17 ", True), ("17", "$17", True), ("17", "17%", True),
-    ("17", "17 %", True), ("1000", "1,000", True), ("1000", "$1,000", True), ("1000", "1,0,0,0", True),
-    ("0.5", ".5", True), ("-3", "-3", True), ("3", "-3", False), ("17", "18", False), ("17", "17.0001", False),
-    ("17", "seventeen", False), ("17", "17 apples", False), ("17", "€17", False), ("17", "", False),
-    ("17", None, False), ("1e3", "1000", True), ("1000", "1e3", True), ("17.", "17", True), ("0", "-0", True),
-    ("50", "0.5", False), ("0.333", "1/3", False), ("17", "17 or 18", False), ("17", "(17)", False),
-    ("+4", "4", True), ("1_000", "1000", True), ("17", "1 7", False), ("nan", "nan", False), ("3.14", "3,14", False),
-]  # fmt: skip
-LISTS = [
-    ("a, b", "a,b", True), ("a, b", "A , B", True), ("a, b", "a; b", True), ("a; b", "a, b", True),
-    ("a, b", "b, a", False), ("a, b", "a, b, c", False), ("a, b", "a", False), ("a, b", "a b", False),
-    ("1, 2", "1, 2", True), ("1, 2", "1.0, $2", True), ("1, 2", "1, 3", False), ("1, b", "1, B", True),
-    ("a.b, c", "ab, c", False), ("a!, b", "a, b", False), ("a!, b", "A!,b", True), ("1,000", "1,000", True),
-    ("1,000", "1000", False), ("a, b", "a, b,", False), ("a,,b", "a,,b", True), ("a, b", "", False),
-    ("new york, paris", "NewYork,paris", True), ("50%, a", "50, a", False), ("50, a", "50%, a", True),
-    ("a, b", None, False),
-]  # fmt: skip
-STRINGS = [
-    ("Paris", "paris", True), ("Paris", " P a r i s ", True), ("Paris", "Paris.", True),
-    ("Paris", "the Paris", False), ("St. Petersburg", "st petersburg", True), ("well-known", "wellknown", True),
-    ("well-known", "well known", True), ("O'Brien", "OBrien", True), ("naïve", "naive", False),
-    ("a\tb\nc", "abc", True), ("Paris", "", False), ("None", None, True), ("Paris", "Paris, France", False),
-    ("100 miles", "100miles", True), ("100 miles", "100", False), ("3-1", "31", True), ("“x”", '"x"', False),
-    ("Paris", "Paris or London", False), ("$5 note", "5 note", True), ("ÉCOLE", "école", True),
+RULES = [
+    ("17", "17.0", True), ("17", "$17", True), ("17", "17 %", True), ("1000", "$1,000", True), ("0.5", ".5", True),
+    ("1e3", "1000", True), ("3", "-3", False), ("17", "17.0001", False), ("17", "17 apples", False),
+    ("17", "17 or 18", False), ("17", None, False), ("nan", "nan", False), ("3.14", "3,14", False),
+    ("a, b", "A , B", True), ("a, b", "a; b", True), ("a, b", "b, a", False), ("a, b", "a, b, c", False),
+    ("1, 2", "1.0, $2", True), ("a!, b", "a, b", False), ("1,000", "1000", False), ("new york, paris", "NewYork,paris", True),
+    ("Paris", " P a r i s. ", True), ("Paris", "the Paris", False), ("naïve", "naive", False), ("None", None, True),
+    ("Paris", "Paris or London", False), ("100 miles", "100", False), ("3-1", "31", True),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("gold", "answer", "right"), NUMBERS + LISTS + STRINGS)
+@pytest.mark.parametrize(("gold", "answer", "right"), RULES)
 def test_the_official_rules(gold, answer, right):
     assert gaia_equal(answer, gold) is right
-
-
-def test_there_are_enough_of_them():
-    assert len(set(NUMBERS + LISTS + STRINGS)) >= 60
 
 
 # ---- loading
@@ -90,35 +68,19 @@ def test_local_files(folder):
     assert [t.id for t in load(folder, levels=[2])] == ["g2"]
 
 
-def test_the_same_rows_in_other_files(folder, tmp_path):
-    import pandas as pd
-
-    rows = [{k: v for k, v in row.items() if k != "Annotator Metadata"} | {"file_name": ""} for row in ROWS]
-    (tmp_path / "rows.json").write_text(json.dumps(rows))
-    pd.DataFrame([row | {"Level": str(row["Level"])} for row in rows]).to_parquet(tmp_path / "rows.parquet")
-    for name in ("rows.json", "rows.parquet"):
-        assert [t.id for t in load(tmp_path / name)] == ["g1", "g2", "g3"]
-
-
-def test_a_folders_rows_may_be_parquet_and_are_no_attachment(folder):
+def test_rows_in_parquet_and_levels_that_are_left_out(folder):
     import pandas as pd
 
     place = folder / "2023" / "validation"
     (place / "metadata.jsonl").unlink()
     rows = pd.DataFrame([{k: v for k, v in row.items() if k != "Annotator Metadata"} for row in ROWS])
-    rows = rows.assign(Level=rows.Level.astype(str), file_name="")
-    rows.to_parquet(place / "metadata.parquet")
-    assert [t.id for t in load(folder, levels=[1, 2])] == ["g1", "g2"]
-    rows.assign(file_name="metadata.parquet").to_parquet(place / "metadata.parquet")
-    with pytest.raises(DataError, match="its file_name is the file of the rows"):
+    rows.assign(Level=rows.Level.astype(str), file_name="none.txt").to_parquet(place / "metadata.parquet")
+    with pytest.raises(DataError, match="no attachment"):
         load(folder)
-
-
-def test_secret_answers_stay_unscored(tmp_path):
-    path = tmp_path / "metadata.jsonl"
-    path.write_text(json.dumps(ROWS[1] | {"Final answer": "?"}))
-    (task,) = load(path, split="test")
-    assert task.split == "test" and verify(task, "Paris").value is None and verify(task, "?").value is None
+    rows.assign(Level=rows.Level.astype(str), file_name="").to_parquet(place / "metadata.parquet")
+    assert [t.id for t in load(place / "metadata.parquet", levels=[1, 2], limit=1)] == ["g1"]
+    with pytest.raises(DataError, match="no usable task"):
+        load(folder, levels=[])
 
 
 @pytest.mark.parametrize(
@@ -126,12 +88,8 @@ def test_secret_answers_stay_unscored(tmp_path):
     [
         ({"Question": None}, "row 2: it lacks 'Question'"),
         ({"Level": "Which city?"}, "row 2: Level must be 1, 2 or 3. Mend the row.$"),
-        ({"task_id": " "}, "row 2: task_id is blank. Mend the row.$"),
         ({"file_name": "a\0b"}, "row 2: there is no attachment"),
-        ({"file_name": "a" * 400}, "row 2: there is no attachment"),
-        ({"file_name": "metadata.jsonl"}, "row 2: its file_name is the file of the rows"),
-        ({"Final answer": ["x"]}, "row 2: Final answer is"),
-        ({"file_name": "nope.txt"}, "row 2: there is no attachment 'nope.txt'"),
+        ({"file_name": "metadata.jsonl"}, "row 2: there is no attachment 'metadata.jsonl'"),
         ({"file_name": "../../secret.txt"}, "row 2: there is no attachment '../../secret.txt'"),
         ({"task_id": "g1"}, "row 2: its id 'g1' occurs twice"),
     ],
@@ -147,25 +105,6 @@ def test_a_broken_row_is_named(tmp_path, change, says):
     assert "city" not in str(error.value)
 
 
-def test_other_levels_need_no_attachment(tmp_path):
-    (tmp_path / "metadata.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
-    assert [t.id for t in load(tmp_path, levels=[2, 3], limit=1)] == ["g2"]
-    with pytest.raises(DataError, match="no attachment"):
-        load(tmp_path)
-    with pytest.raises(DataError, match="no row of level none"):
-        load(tmp_path, levels=[])
-
-
-def test_an_attachment_too_large_for_programs_is_left_out(tmp_path, corpus):
-    with (tmp_path / "a.xlsx").open("wb") as file:
-        file.truncate(5 * 2**20)
-    inside = GaiaEnvironment(corpus)
-    inside.reset(file=str(tmp_path / "a.xlsx"))
-    assert inside.python("print(1)") == "1"
-    with pytest.raises(ValueError, match="there is no file 'a.xlsx'"):
-        inside.read_file("a.xlsx")
-
-
 def test_other_faults_are_one_sentence(tmp_path, monkeypatch):
     import datasets
 
@@ -177,12 +116,6 @@ def test_other_faults_are_one_sentence(tmp_path, monkeypatch):
         load()
     with pytest.raises(DataError, match="neither metadata.jsonl nor metadata.parquet"):
         load(tmp_path)
-    (tmp_path / "x.parquet").write_bytes(b"no")
-    with pytest.raises(RunError, match="not a readable Parquet file"):
-        load(tmp_path / "x.parquet")
-    (tmp_path / "x.json").write_text('{"a": 1}')
-    with pytest.raises(RunError, match="must hold a list of objects"):
-        load(tmp_path / "x.json")
 
 
 # ---- running
@@ -204,16 +137,6 @@ def test_attachments_reach_their_own_trajectory_only(folder, corpus):
     assert (folder / "2023" / "validation" / "g1.csv").read_text() == "a,b\n1,2\n3,4\n"
     first.reset(**without.meta)
     assert first.list_files() == "the workspace is empty"
-
-
-def test_binary_attachments_and_odd_names(tmp_path, corpus):
-    (tmp_path / "my file (1).xlsx").write_bytes(b"PK\0\1")
-    inside = GaiaEnvironment(corpus)
-    inside.reset(file=str(tmp_path / "my file (1).xlsx"))
-    assert inside.list_files() == "attachment.xlsx (4 bytes, attached)"
-    with pytest.raises(ValueError, match="is no spreadsheet"):
-        inside.read_file("attachment.xlsx")
-    assert inside.python("print(open('attachment.xlsx', 'rb').read())").strip() == r"b'PK\x00\x01'"
 
 
 class Reader(Policy):
@@ -297,15 +220,15 @@ def test_attachments_of_four_kinds(official, corpus):
         inside.read_file("f3.png")
 
 
-@pytest.mark.parametrize("content", [b"PK\0\1", b"", b"<html>"])
-def test_a_spreadsheet_that_is_none(tmp_path, corpus, content):
-    (tmp_path / "a.xlsx").write_bytes(content)
+@pytest.mark.parametrize(("name", "shown"), [("a.xlsx", "a.xlsx"), ("my file (1).xlsx", "attachment.xlsx")])
+def test_a_spreadsheet_that_is_none(tmp_path, corpus, name, shown):
+    (tmp_path / name).write_bytes(b"PK\0\1")
     inside = GaiaEnvironment(corpus)
-    inside.reset(file=str(tmp_path / "a.xlsx"))
-    with pytest.raises(ValueError, match="a.xlsx is no spreadsheet that can be read"):
-        inside.read_file("a.xlsx")
-    with pytest.raises(ValueError, match="there is no file 'b.xlsx'"):
-        inside.read_file("b.xlsx")
+    inside.reset(file=str(tmp_path / name))
+    assert inside.list_files() == f"{shown} (4 bytes, attached)"
+    with pytest.raises(ValueError, match=f"{shown} is no spreadsheet that can be read"):
+        inside.read_file(shown)
+    assert inside.python(f"print(open('{shown}', 'rb').read())").strip() == r"b'PK\x00\x01'"
 
 
 TINY = {
@@ -375,12 +298,10 @@ def test_a_wrong_word_is_one_sentence(official, trained, capsys, words, says):
     assert says in error
 
 
-def test_it_is_no_suite():
-    with pytest.raises(DataError, match="agentkit gaia RUN"):
-        hub.load("gaia")
-
-
 def test_secret_answers_are_refused_before_anything_runs(tmp_path, trained, capsys):
-    (tmp_path / "metadata.jsonl").write_text(json.dumps(OFFICIAL[4] | {"Final answer": "?"}))
+    path = tmp_path / "metadata.jsonl"
+    path.write_text(json.dumps(OFFICIAL[4] | {"Final answer": "?"}))
+    (task,) = load(path, split="test")
+    assert task.split == "test" and verify(task, "12").value is None and verify(task, "?").value is None
     assert main(["gaia", str(trained.path), "--file", str(tmp_path)]) == 2
     assert "whose answer is known" in capsys.readouterr().err

@@ -93,7 +93,7 @@ def test_public_rows_train_and_test_with_the_tools_that_fit_them(tmp_path):
     for name in ("gsm8k", "hotpotqa", "mbpp", "open_agentrl"):
         (tmp_path / name).mkdir()
         source = write(tmp_path / name / "train.jsonl", *(rows_like(name, number) for number in range(30)))
-        tasks += hub.load(name, source).tasks
+        tasks += hub.load(name, source)[0]
     path = write_tasks(tmp_path / "tasks.jsonl", tasks)
     run = load_run(run_all(tmp_path, {"tasks": path.name, "sft": False}))
     assert {s: run.manifest["stages"][s]["status"] for s in STAGES} == dict.fromkeys(STAGES, "done")

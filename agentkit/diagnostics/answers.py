@@ -13,14 +13,13 @@ from agentkit.evaluation.summary import easy_first
 from agentkit.records import Task, Trajectory
 
 ENDS = 5  # steps at either end that are compared
-TRADES = {"turns": "turns", "completion_tokens": "tokens", "entropy": "nats of entropy a token"}
 STABILITY = ("kl_spike", "gradient_spike", "engine_mismatch", "mode_collapse")
 
 
 def answers(
     metrics: pd.DataFrame, alarms: Sequence[Alarm] = (), by_kind: pd.DataFrame | None = None
 ) -> dict[str, str]:
-    """Did it learn, where, at what cost; what did it trade, is it hacking, stable; what to change.
+    """Did it learn, and where; is it hacking, is it stable; what to change.
 
     Args:
         metrics: train/metrics.jsonl, one row a step.
@@ -37,11 +36,6 @@ def answers(
         sentences["On which tasks?"] = (
             f"Most on {best} ({points[best]} points), least on {worst} ({points[worst]} points)."
         )
-    if "seconds" in steps:
-        seconds = steps["seconds"]
-        sentences["At what cost?"] = f"{seconds.sum() / 60:.1f} minutes, {seconds.mean():.1f} s a step."
-    trades = [f"{early:.3g} to {late:.3g} {unit}" for early, late, unit in _trades(steps)]
-    sentences["What did it trade?"] = f"From the first steps to the last: {'; '.join(trades) or 'unknown'}."
     sentences["Is it hacking the reward?"] = _hacking(steps, alarms)
     unstable = [f"{a.alarm} at step {a.step}" for a in alarms if a.alarm in STABILITY][:4]
     sentences["Is it stable?"] = (
@@ -104,12 +98,6 @@ def fresh_half(metrics: pd.DataFrame) -> str:
     chosen = [rows.loc[rows[half][::-1].idxmax()] for half in halves]  # of equals the last, as in training
     fresh = fmean([chosen[0][halves[1]], chosen[1][halves[0]]])
     return f" ({fresh:.1%} on a half of the tasks that did not choose the step)"
-
-
-def _trades(steps: pd.DataFrame) -> list[tuple[float, float, str]]:
-    """What an agent may give up for success, or for its reward: its first values, its last and their unit."""
-    known = {unit: steps[name].dropna() for name, unit in TRADES.items() if name in steps}
-    return [(*_ends(values), unit) for unit, values in known.items() if len(values)]
 
 
 def _ends(known: pd.Series) -> tuple[float, float]:

@@ -90,11 +90,6 @@ def read_steps(run: Run) -> list[StepMeasures]:
     return [observed.get(number) or observe(row) for number, row in sorted(rows.items())]
 
 
-def stored_alarms(run: Run) -> list[Alarm]:
-    """The alarms of a run, judged again from what is stored. Raises RunError where none could look."""
-    return scan(trained_steps(run))
-
-
 def trained_steps(run: Run) -> list[StepMeasures]:
     """``read_steps`` of a training. Raises RunError where no alarm could look at anything that is stored."""
     steps = read_steps(run)

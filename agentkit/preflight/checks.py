@@ -180,16 +180,15 @@ def silence(groups: Groups) -> Item:
 # ---- can they be trained on?
 def masks(groups: Groups, decode: Callable[[Sequence[int]], str] | None = None) -> Item:
     """What the gate before the update looks at: the token record's invariants, and that groups are groups."""
-    broken = []
-    for group in groups:
-        broken += [(fault, group.trajectories[0]) for fault in group_faults(group.trajectories)]
-        broken += [(fault, t) for t in group.trajectories for fault in faults(t, decode)]
-    if broken:
-        finding = f"{len(broken)} faults in {len(members(groups))} trajectories: {broken[0][0]}"
-        advice = "Do not train on these: mend the trajectories' masks and groups first."
-        return Item("Masks", "red", finding, advice, ids(t for _, t in broken))
-    whole = "Ids, mask and log-probabilities line up, only sampled tokens are trained on"
-    return Item("Masks", "green", f"{whole}, in all {len(members(groups))} trajectories.")
+    trajectories = members(groups)
+    broken = [(fault, g.trajectories[0]) for g in groups for fault in group_faults(g.trajectories)]
+    broken += [(fault, t) for t in trajectories for fault in faults(t, decode)]
+    if not broken:
+        whole = "Ids, mask and log-probabilities line up, only sampled tokens are trained on"
+        return Item("Masks", "green", f"{whole}, in all {len(trajectories)} trajectories.")
+    finding = f"{len(broken)} faults in {len(trajectories)} trajectories: {broken[0][0]}"
+    advice = "Do not train on these: mend the trajectories' masks and groups first."
+    return Item("Masks", "red", finding, advice, ids(t for _, t in broken))
 
 
 # ---- is the run able to show anything?

@@ -1,16 +1,14 @@
 """The examination of a run before it starts: rollouts, scorings, the expert's, and all checks of them.
 
-Leaves out what each check looks at (checks, causes, reward_checks, task_checks) and forecasting.
+Leaves out what each check looks at (checks, causes, reward_checks) and forecasting.
 """
 
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
 from typing import Any
 
 from agentkit.lab import Lab
@@ -18,11 +16,11 @@ from agentkit.policies import slot_cache
 from agentkit.policies.loading import agent_of, load_agent, make_policy
 from agentkit.policies.process_group import on_main_process, spread, world
 from agentkit.policies.scripted import ScriptedPolicy
-from agentkit.preflight import causes, checks, reward_checks, task_checks
+from agentkit.preflight import causes, checks, reward_checks
+from agentkit.preflight.causes import evenly
 from agentkit.preflight.forecasting import forecast
 from agentkit.preflight.probe import Probed, probe, righted
 from agentkit.preflight.report import Item, Preflight
-from agentkit.preflight.task_checks import evenly
 from agentkit.records import RecipeError, Task, Trajectory
 from agentkit.rewards import Reward, score_all
 from agentkit.rollouts import rollout
@@ -76,8 +74,8 @@ def examine(
     scored = report(recipe, sampled, golden, tasks, lab.reward, n_test=len(test), decode=decode)
     items = (
         causes.verifier(chosen, lab.environments),
-        task_checks.given_away(chosen),
-        task_checks.held_out(tasks, test),
+        causes.given_away(chosen),
+        causes.held_out(tasks, test),
         *scored.items,
         *enough,
         forecast(recipe, seconds, update, device, len(test), run),
@@ -180,11 +178,9 @@ def _probed(
 
 def _some(played: Sequence[tuple[Task, Trajectory]]) -> list[tuple[Task, Trajectory]]:
     """A few of tasks with trajectories, at least one of each family."""
-    by_family = defaultdict(list)
-    for pair in played:
-        by_family[pair[0].family].append(pair)
-    turns = [pair for row in zip_longest(*by_family.values()) for pair in row if pair is not None]
-    return turns[: max(PROBED, len(by_family))]
+    first = {pair[0].family: pair for pair in reversed(played)}
+    others = [pair for pair in played if pair is not first[pair[0].family]]
+    return [*first.values(), *others][: max(PROBED, len(first))]
 
 
 ROLLOUTS = "preflight.parquet"  # in the run's folder

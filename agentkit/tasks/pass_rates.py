@@ -15,8 +15,6 @@ from agentkit.records import SuiteError, Task, Trajectory
 from agentkit.tasks.suite import Suite
 from agentkit.trajectories import wholly_right
 
-EASY, HARD = 0.75, 0.25  # pass rates from which and up to which a task is so
-
 
 def pass_rates(tasks: Iterable[Task], trajectories: Iterable[Trajectory]) -> dict[str, float]:
     """How often each task was solved whole, by id. Raises SuiteError where one has no scored trajectory."""
@@ -32,18 +30,10 @@ def pass_rates(tasks: Iterable[Task], trajectories: Iterable[Trajectory]) -> dic
 
 
 def with_pass_rates(suite: Suite, rates: Mapping[str, float]) -> Suite:
-    """The suite, whose tasks with a known pass rate hold it in ``meta``, and its ``band``."""
-    tasks = [
-        replace(task, meta=task.meta | {"pass_rate": rates[task.id], "band": band(rates[task.id])})
-        if task.id in rates
-        else task
-        for task in suite
-    ]
+    """The suite, whose tasks with a known pass rate hold it in ``meta``."""
+    known = {name: {"pass_rate": rate} for name, rate in rates.items()}
+    tasks = [replace(task, meta=task.meta | known.get(task.id, {})) for task in suite]
     return Suite(tasks, suite.environments)
-
-
-def band(rate: float) -> str:
-    return "easy" if rate >= EASY else "hard" if rate <= HARD else "medium"
 
 
 def learnable(tasks: Sequence[Task]) -> list[Task]:
