@@ -33,7 +33,6 @@ from agentkit.diagnostics import (
 )
 from agentkit.records import Score, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, write_jsonl
-from agentkit.runs.logs import read_log
 
 
 def rollout(task: str, sample: int, success: float, **changed) -> Trajectory:
@@ -143,11 +142,6 @@ def test_alarms_are_written_once_and_again_after_a_silence(tmp_path):
     ].step
     assert read_alarms(run) == fired == watch.alarms
     assert read_alarms(Run.create(tmp_path / "other")) == []
-
-
-def test_an_alarm_that_goes_on_is_raised_once_however_seldom_steps_are_logged():
-    alarms = scan([observe({"step": 50 * i, "mismatch": 0.4}) for i in range(1, 21)])
-    assert [alarm.step for alarm in alarms] == [100]
 
 
 # ---- the auditor
@@ -291,18 +285,6 @@ def test_success_by_kind_counts_tasks_alike():
 
 
 # ---- the command
-def test_the_command_judges_a_stored_run(tmp_path, capsys):
-    run = Run.create(tmp_path / "run")
-    rows = [{"step": i + 1, "mismatch": 0.5 if i > 5 else 0.0} for i in range(10)]
-    write_jsonl(run.file("train", "metrics.jsonl"), rows)
-    assert main(["alarms", str(run.path)]) == 0
-    printed = capsys.readouterr().out
-    assert (
-        "critical: engine_mismatch" in printed
-        and "check the weight sync" in printed
-        and "1 alarms" not in printed
-    )
-    assert main(["alarms", str(tmp_path / "none")]) == 2 and "there is no run" in capsys.readouterr().err
 
 
 def test_a_watch_goes_on_from_what_is_stored_and_drops_alarms_of_steps_that_were_cut(tmp_path):
@@ -417,13 +399,12 @@ def test_an_alarm_that_comes_again_is_told_once(tmp_path, capsys):
     assert "3 alarms in 99 steps" in said
 
 
-@pytest.mark.parametrize(("name", "value"), [("success", 41.5), ("entropy", -0.5)])
-def test_a_column_of_another_unit_is_not_judged_and_said(tmp_path, capsys, name, value):
-    rows = [{"step": i, "kl": 0.01, name: value} for i in range(1, 60)]
+def test_a_column_of_another_unit_is_not_judged_and_said(tmp_path, capsys):
+    rows = [{"step": i, "kl": 0.01, "success": 41.5} for i in range(1, 60)]
     path = written(tmp_path / "log.jsonl", "\n".join(map(json.dumps, rows)))
     assert main(["alarms", str(path)]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("no alarm in 59 steps; 1") and f"columns that no alarm knows: {name}" in said
+    assert said.startswith("no alarm in 59 steps; 1") and "columns that no alarm knows: success" in said
 
 
 def test_a_sentence_says_that_a_number_is_unknown_and_never_nan():
@@ -450,29 +431,3 @@ def test_the_best_validation_is_told_on_tasks_that_did_not_choose_it():
     assert fresh_half(pd.DataFrame(steps | halves)).startswith(" (30.0% on a half")
     told = answers(pd.DataFrame(steps | halves))["Did it learn?"]
     assert "50.0% at its best, step 20 (30.0% on a half of the tasks that did not choose the step)" in told
-
-
-def logged(tmp_path, **columns):
-    """The alarms of a TRL log with these columns, by name, that say more than an information."""
-    rows = [
-        dict(zip(columns, values, strict=True)) | {"step": i}
-        for i, values in enumerate(zip(*columns.values(), strict=True), 1)
-    ]
-    rows = [{name: value for name, value in row.items() if value is not None} for row in rows]
-    path = written(tmp_path / "trl.jsonl", "\n".join(map(json.dumps, rows)))
-    steps, _ = read_log(path, {"val_success": "eval"} if "eval" in columns else {})
-    return {alarm.alarm: alarm for alarm in scan([observe(row) for row in steps]) if alarm.severity != "info"}
-
-
-@pytest.mark.parametrize(
-    ("accuracy", "rewards", "fires"),
-    [
-        ([0.05] * 60, [0.1] * 60, True),  # hopeless: at most 5 % of the groups are all right
-        ([0.9] * 60, [0.9] * 60, False),  # solved
-        (None, [0.1 + 0.01 * (i % 3) for i in range(60)], False),  # nobody knows
-    ],
-)
-def test_equal_rewards_in_a_log_that_does_not_say_which_groups_are_solved(tmp_path, accuracy, rewards, fires):
-    columns = {"reward": rewards, "frac_reward_zero_std": [0.8] * 60}
-    columns |= {"rewards/accuracy_reward/mean": accuracy} if accuracy else {}
-    assert ("zero_variance" in logged(tmp_path, **columns)) == fires

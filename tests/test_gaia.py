@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from agentkit import nano, rollout
+from agentkit import nano
 from agentkit.cli import main
-from agentkit.evaluation import compare, summarize
 from agentkit.records import DataError
-from agentkit.rollouts.policy import Policy, Sample
 from agentkit.runs import Run, write_json
 from agentkit.tasks.public.gaia import GaiaEnvironment, load
 from agentkit.verifiers import gaia_equal, verify
@@ -137,35 +135,6 @@ def test_attachments_reach_their_own_trajectory_only(folder, corpus):
     assert (folder / "2023" / "validation" / "g1.csv").read_text() == "a,b\n1,2\n3,4\n"
     first.reset(**without.meta)
     assert first.list_files() == "the workspace is empty"
-
-
-class Reader(Policy):
-    """A policy that reads the attachment where a question speaks of one, then answers."""
-
-    name = "reader"
-
-    def __init__(self, tokenizer):
-        self.tokenizer = tokenizer
-
-    async def sample(self, request):
-        answers = {"g1": "2", "g2": "London", "g3": "A; B"}
-        text = f"Answer: {answers[request.task.id]}"
-        if request.turn == 0 and request.task.id == "g1":
-            text = '<tool_call>\n{"name": "read_file", "arguments": {"path": "g1.csv"}}\n</tool_call>'
-        ids = self.tokenizer(text + self.tokenizer.eos_token, add_special_tokens=False)["input_ids"]
-        return Sample(ids, [0.0] * len(ids))
-
-
-def test_any_policy_runs_and_levels_are_tabled(folder, tokenizer):
-    tasks = load(folder)
-    found = rollout(tasks, Reader(tokenizer), environment=GaiaEnvironment, seed=1)
-    assert found[0].turns[0].results[0].observation.startswith("a,b") and found[0].turns[0].results[0].ok
-    assert [t.success for t in found] == [1.0, 0.0, 1.0]
-    levels = summarize(found, tasks)["by_difficulty"]
-    assert [(name, block["success"], block["n"]) for name, block in levels.items()] == [
-        ("level 1", 1.0, 1), ("level 2", 0.0, 1), ("level 3", 1.0, 1)
-    ]  # fmt: skip
-    assert "Difficulty level 3" in compare({"reader": found}, tasks).table().index
 
 
 # ---- a run's agents on it

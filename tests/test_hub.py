@@ -308,53 +308,27 @@ def named(number: int) -> str:
 
 def rows_like(name: str, number: int) -> dict:
     """A row of the data set's schema, about something that no other row is about."""
-    who = named(number)
+    who, other = named(number), named(number + 60)
+    if name == "gsm8k":
+        return {"question": f"{who} has {number} coins and finds 5 in {other}. How many?",
+                "answer": f"{number}+5 = <<{number}+5={number + 5}>>{number + 5}\n#### {number + 5}"}  # fmt: skip
+    if name == "2wikimultihopqa":
+        return TWOWIKI | {"_id": f"w{number}", "question": f"Where was {who} of {other} born?", "answer": "Paris",
+                          "context": [[who, [f"{who} was born in Paris."]]], "supporting_facts": [[who, 0]]}  # fmt: skip
     entry = who.replace(" ", "_")
-    code = f"def {entry}(n):\n    return n + {number}"
-    match name:
-        case "gsm8k":
-            return {"question": f"{who} has {number} coins and finds 5 in {named(number + 60)}. How many?",
-                    "answer": f"{number}+5 = <<{number}+5={number + 5}>>{number + 5}\n#### {number + 5}"}  # fmt: skip
-        case "hotpotqa":
-            passages = {
-                "title": [who, "Ed Wood"],
-                "sentences": [[f"{who} was born in Paris."], ["He made films."]],
-            }
-            return HOTPOT | {"id": f"h{number}", "question": f"Where was {who} of {named(number + 60)} born?",
-                             "answer": "Paris", "context": passages}  # fmt: skip
-        case "2wikimultihopqa":
-            context = [[who, [f"{who} was born in Paris."]], ["Ed Wood", ["He made films."]]]
-            return TWOWIKI | {"_id": f"w{number}", "question": f"Where was {who} of {named(number + 60)} born?",
-                              "answer": "Paris", "context": context, "supporting_facts": [[who, 0]]}  # fmt: skip
-        case "triviaqa":
-            question = f"Where was {who} of {named(number + 60)} born?"
-            pages = {"title": [who], "wiki_context": [f"{who} travelled.\n\n\n{who} settled in La Paz."]}
-            return TRIVIA | {"question_id": f"t{number}", "question": question, "entity_pages": pages}
-        case "humaneval":
-            prompt = f'def {entry}(n: int) -> int:\n    """Add {number} for {named(number + 60)}."""\n'
-            test = f"def check(candidate):\n    assert candidate(1) == {number + 1}\n"
-            return {"task_id": f"HumanEval/{number}", "entry_point": entry, "prompt": prompt, "test": test,
-                    "canonical_solution": f"    return n + {number}\n"}  # fmt: skip
-        case "mbpp":
-            return {"task_id": number, "text": f"Add {number} for {who} in {named(number + 60)}.", "code": code,
-                    "test_list": [f"assert {entry}(1) == {number + 1}"], "test_setup_code": ""}  # fmt: skip
     row = agentrl("taco_code", {"inputs": [[1]], "outputs": [number + 1], "fn_name": entry}, "code", number)
-    return row | {
-        "prompt": [
-            {"role": "user", "content": f"Write {entry}(n), which adds {number} for {named(number + 60)}."}
-        ]
-    }
+    asked = f"Write {entry}(n), which adds {number} for {other}."
+    return row | {"prompt": [{"role": "user", "content": asked}]}
 
 
-@pytest.mark.parametrize("name", hub.SOURCES)
+@pytest.mark.parametrize("name", ["gsm8k", "2wikimultihopqa", "open_agentrl"])
 def test_sixty_rows_are_a_suite_whose_environment_has_its_tools(tmp_path, name):
-    source = write(tmp_path / "train.jsonl", *(rows_like(name, number) for number in range(60)))
-    Suite(hub.load(name, source)[0]).save(tmp_path / "tasks.jsonl")
-    lab = Lab.open({"tasks": str(tmp_path / "tasks.jsonl")})
-    suite = lab.suite()
-    write(source, *(rows_like(name, number) for number in range(60)), '{"broken": 1}')
+    source = write(
+        tmp_path / "train.jsonl", *(rows_like(name, number) for number in range(60)), '{"broken": 1}'
+    )
     with pytest.warns(UserWarning, match="1 rows left out: .*row 61"):
-        assert list(Lab.open({"tasks": f"{name}:{source}"}).suite()) == list(suite), "in one command"
+        lab = Lab.open({"tasks": f"{name}:{source}"})
+        suite = lab.suite()
     sizes = {split: len(suite.split(split)) for split in ("train", "validation", "test")}
     assert len(suite) == 60 and min(sizes.values()) >= 5 and sizes["train"] >= 35
     for task in suite:
@@ -362,7 +336,7 @@ def test_sixty_rows_are_a_suite_whose_environment_has_its_tools(tmp_path, name):
         assert set(task.tools) == set(tools_of(environment))
         environment.reset(**task.meta)
         if "passages" in task.meta:
-            assert task.answer in environment.search(f"{task.prompt} born settled")
+            assert task.answer in environment.search(f"{task.prompt} born")
 
 
 def test_rows_beside_a_recipe_are_found_from_anywhere(tmp_path):

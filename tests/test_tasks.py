@@ -5,19 +5,15 @@ everything.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import hashlib
 import json
 import random
-import time
 from functools import partial
 from itertools import combinations
 
 import pytest
-import tqdm.auto
 
 from agentkit import Lab, Score, StopReason, Suite, Task, Trajectory, verifiers, verify
-from agentkit.records import DataError
 from agentkit.tasks import (
     PlanError,
     SuiteError,
@@ -31,7 +27,6 @@ from agentkit.tasks import (
 from agentkit.tasks.families import lookup, multihop
 from agentkit.tasks.families.facts import QUESTIONS
 from agentkit.tasks.family import Family, difficulty
-from agentkit.tasks.suite import that_can_be_judged
 from agentkit.tools import calculate, search_passages
 from agentkit.tools.corpus import PHRASES, facts
 from agentkit.tools.environments import CorpusEnvironment
@@ -201,16 +196,6 @@ def test_every_mutated_gold_fails(suite):
             assert verify(task, answer).value == 0.0, (task.prompt, task.answer, answer)
 
 
-def test_long_work_shows_how_far_it_is_and_short_work_nothing(corpus, monkeypatch, capsys):
-    Suite.build({"families": ["A"], "n_tasks": 20, "seed": 1}, corpus=corpus)
-    assert capsys.readouterr().err == ""
-    bar = tqdm.auto.tqdm
-    monkeypatch.setattr(tqdm.auto, "tqdm", lambda *given, **how: bar(*given, **how | {"delay": 0}))
-    Suite.build({"families": ["A"], "n_tasks": 20, "seed": 1}, corpus=corpus)
-    said = capsys.readouterr().err
-    assert "family A" in said and "audit" in said and "/20" in said
-
-
 def test_a_suite_is_audited_again_only_when_a_verifier_changed(monkeypatch):
     suite = Suite([Task("x", "p?", "5", "numeric")])
     rows = suite.audit()
@@ -360,25 +345,6 @@ def test_a_plan_that_leads_nowhere_says_why(corpus, plan, says):
     assert says in str(error.value)
 
 
-def test_the_expert_waits_for_a_slow_tool_longer_than_a_rollout(monkeypatch):
-    class Slow:
-        def reset(self, wait=0.0, **row):
-            time.sleep(wait)
-
-        def weigh(self) -> str:
-            """Weigh."""
-            time.sleep(0.3)
-            return "5"
-
-    task = Task("x", "p?", "5", meta={"plan": [{"tool": "weigh", "arguments": {}}]})
-    assert solve(task, Slow()).answer == "5" and expert.PATIENCE_S > 60
-    monkeypatch.setattr(expert, "PATIENCE_S", 0.1)
-    with pytest.raises(PlanError, match="did not answer within 0.1 s"):
-        solve(task, Slow())
-    with pytest.raises(DataError, match="no answer within 0.1 s"):
-        solve(dataclasses.replace(task, meta=task.meta | {"wait": 0.3}), Slow())
-
-
 def test_arguments_are_filled_by_earlier_values():
     assert expert.fill({"a": "{0} - {1}", "b": "{x} {}", "c": 3}, ["5", "{0}"]) == {
         "a": "5 - {0}",
@@ -412,45 +378,6 @@ def test_a_value_counts_alone_or_at_the_end_of_a_reply(tool, observation, value,
 
 
 # ---- a family of one's own
-def test_a_family_and_a_tool_of_ones_own(corpus):
-    class Mirror(CorpusEnvironment):
-        """Its tool counts what it was asked, so it must be made anew for each trajectory."""
-
-        def reset(self, **row):
-            self.asked = 0
-
-        def reverse(self, text: str) -> str:
-            """Reverse."""
-            self.asked += 1
-            return text[::-1] if self.asked == 1 else "asked before"
-
-    def draft(corpus, rng):
-        name, capital = rng.choice(
-            [(e, v) for kind, (e, *_), v in facts(corpus.connection) if kind == "country.capital"]
-        )
-        return Task(
-            id="",
-            prompt=f"Write the capital of {name} backwards.",
-            answer=capital[::-1],
-            tools=("search", "reverse"),
-            meta={
-                "entities": [f"country:{name}"],
-                "plan": [
-                    {"tool": "search", "arguments": {"query": f"capital of {name}"}, "expect": capital},
-                    {"tool": "reverse", "arguments": {"text": "{0}"}},
-                ],
-            },
-        )
-
-    own = {"corpus": corpus, "families": {"mine": Family(draft, environment=Mirror)}}
-    suite = Suite.build({"families": ["mine"], "n_tasks": 40}, **own)
-    assert (
-        len(suite) == 40
-        and {(t.family, t.difficulty) for t in suite} == {("mine", "easy")}
-        and shared(suite) == {}
-    )
-    mixed = Suite.build({"families": ["A", "B", "mine"], "n_tasks": 60}, **own)
-    assert collections.Counter(t.family for t in mixed) == {"A": 20, "B": 20, "mine": 20}
 
 
 @pytest.mark.parametrize(("always", "built"), [(False, True), (True, False)])
@@ -547,13 +474,3 @@ def test_families_that_need_the_sandbox_are_left_out_where_there_is_none(corpus,
         pytest.raises(SuiteError, match="every family needs the sandbox: .*Docker"),
     ):
         Suite.build({"families": "C", "n_tasks": 40}, corpus=corpus)
-
-
-def test_given_tasks_that_need_the_sandbox_are_left_out_where_there_is_none(monkeypatch):
-    code = {"kind": "code", "entry": "f", "tests": [[[1], 2]]}
-    tasks = [Task(f"{n}", f"Add {n} to x.", "def f(x): return x", code, family="MBPP") for n in range(3)]
-    tasks += [Task(f"a{n}", f"What is {word}?", word, family="A") for n, word in enumerate(("yes", "no"))]
-    assert that_can_be_judged(tasks) == tasks
-    monkeypatch.setattr("agentkit.sandbox.run._missing", "this is macOS")
-    with pytest.warns(UserWarning, match="MBPP left out: no sandbox here: this is macOS; "):
-        assert that_can_be_judged(tasks) == tasks[3:]

@@ -5,10 +5,11 @@ Leaves out what moves a component and what it reads (probe).
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from agentkit.preflight.checks import Groups
 from agentkit.preflight.probe import SLOWER, Probed, silent, variants
@@ -113,10 +114,8 @@ def being_right(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> Item
         return Item(name, "green", finding, values={"names": False})
     gains, chance = _gains(reward, gold)
     wrong, quits, other = "a wrong answer", gains["a wrong answer at once"], gains["other arguments"]
-    losses = gains[wrong]
-    if abs(losses["reward"]) <= chance["reward"] and all(
-        verify(t, silent(own)).value != 1.0 for t, own in gold
-    ):
+    losses, needs_calls = gains[wrong], all(verify(t, silent(own)).value != 1.0 for t, own in gold)
+    if abs(losses["reward"]) <= chance["reward"] and needs_calls:
         wrong, losses = "no calls", quits  # the verifier looks at the calls, so the reward may read them
     earns = -losses["reward"] if abs(losses["reward"]) > chance["reward"] else 0.0
     why = _blamed(reward, losses, quits, chance, earns)
@@ -184,10 +183,7 @@ def component(
     elif not weight:
         light, advice = "green", "Its weight is 0."
     elif probed.missing:
-        light, advice = (
-            "red",
-            f"It reads {_listed(probed.missing)}, which no record holds: write it, or read what there is.",
-        )
+        light, advice = "red", f"It reads {_listed(probed.missing)}, which no record holds: write that."
     elif not values or max(values) - min(values) < EQUAL:
         light, advice = _constant(name, weight, values, best, probed)
     else:
@@ -197,17 +193,18 @@ def component(
 
 def _alive(name: str, weight: float, groups: Groups, probed: Probed) -> tuple[str, str]:
     """Light and advice for a component that varies."""
-    values, rewards = _about_means(groups, lambda t: t.components.get(name)).T
-    success, paid = _about_means(groups, lambda t: t.success).T
-    square = float(rewards @ rewards)
-    share = weight * float(values @ rewards) / square if square > EQUAL else 0.0  # of their variance
-    by_success = float(success @ paid) ** 2 / max(float(success @ success) * float(paid @ paid), EQUAL)
+    trajectories, columns = members(groups), ["value", "success", "reward"]
+    rows = [(t.components.get(name), t.success, t.reward) for t in trajectories]
+    known = pd.DataFrame(rows, columns=columns, dtype=float)
+    about = known - known.groupby([t.task_id for t in trajectories]).transform("mean")
+    spread, alike = about.cov(), about.corr()
+    share = weight * spread.loc["value", "reward"] / max(spread.loc["reward", "reward"], EQUAL)
     if SLOWER in probed.moved_by:
         clock = f"{name} depends on how busy the machine is: count turns or tokens, or scale it down."
         return "red" if share >= DOMINANT else "amber", clock
     if probed.absent:
         return "amber", f"It reads {_listed(probed.absent)}, which no task here has: that part never acts."
-    if share >= DOMINANT and by_success < BESIDES:
+    if share >= DOMINANT and not alike.loc["success", "reward"] ** 2 >= BESIDES:
         decides = f"{name} decides the advantages, and being right hardly does"
         return "amber", f"{decides}: bound it, or of a sum lower its weight ({weight:g})."
     return "green", f"It explains {share:.0%} of the reward's variance within groups."
@@ -230,16 +227,6 @@ def _constant(
     if values and sign * values[0] >= max((sign * value for value in best), default=math.inf) - EQUAL:
         return "green", f"{name} is saturated: every trajectory has its full value. {moved}"
     return light, f"No trajectory moves {name} yet. {moved}"
-
-
-def _about_means(groups: Groups, measure: Callable[[Trajectory], float | None]) -> np.ndarray:
-    """(N, 2): a measure and the reward of every trajectory with both, less the means of their group."""
-    parts = [np.zeros((0, 2))]
-    for group in groups:
-        pairs = [(measure(t), t.reward) for t in group.trajectories if None not in (measure(t), t.reward)]
-        own = np.array(pairs, dtype=float).reshape(-1, 2)
-        parts.append(own - own.mean(0) if len(own) else own)
-    return np.concatenate(parts)
 
 
 def _listed(names: Sequence[str]) -> str:
