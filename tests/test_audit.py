@@ -129,16 +129,13 @@ def test_gold_data_of_another_kind_is_told_when_a_task_is_read(meta, says):
     assert says in task_problem(Task("x", "How much?", "3", meta=meta))
 
 
-def test_another_tasks_answer_is_wrong_unless_it_is_an_alias_or_the_same_in_other_words():
-    loose = {"kind": "regex", "pattern": r"(\w+)", "then": "exact"}
-    found = failures(
-        Task("x", "p?", "Lyon", loose, meta={"right_answer": "Lyon"}), Task("y", "q?", "Rome", "exact")
-    )
-    assert ("both answers", "x") in found
+def test_another_tasks_answer_is_wrong_unless_it_is_an_alias_or_the_same_in_other_words(monkeypatch):
     alias = Task("x", "p?", "Lyon", {"kind": "exact", "aliases": ["Lyons"]})
     assert failures(alias, Task("y", "q?", "Lyons", "exact")) == set()
     spelt = [Task("x", "When was it signed?", "July 4, 1776"), Task("y", "On which day?", "4 July 1776")]
     assert failures(*spelt) == set()  # two spellings of one answer
+    monkeypatch.setitem(KINDS, "exact", lambda answer, gold: Score(float(answer in ("Lyon", "Rome"))))
+    assert ("other entity", "x") in failures(Task("x", "p?", "Lyon"), Task("y", "q?", "Rome"))
 
 
 def test_scoring_that_does_not_repeat_is_found(monkeypatch):
