@@ -175,7 +175,7 @@ PLANTED = {
                ("        return text.", '        text = re.sub(r" is (\\d+)", lambda m: f" is {int(m[1]) + self.edition - 1}", text)\n        return text.')),
         rows=two_editions, cause="pure|cache"),
     "a quota that all trajectories share": Setup(
-        edits=((_SEARCH, '        Shelf.asked += 1\n        if Shelf.asked > 20:\n            raise RuntimeError("429: daily quota exceeded")\n' + _SEARCH),
+        edits=((_SEARCH, '        Shelf.asked += 1\n        if Shelf.asked > 10:\n            raise RuntimeError("429: daily quota exceeded")\n' + _SEARCH),
                ("class Shelf:", "class Shelf:\n    asked = 0\n")), rows=kept, cause="tool"),
     "a reward reads a column that half the rows lack": Setup(
         edits=((_REWARDS, 'rewards = {"short": (lambda task, t: float(len(t.turns) <= task.meta["shortest"]), 0.2)}'),),
