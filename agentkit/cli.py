@@ -379,12 +379,11 @@ def merge_command(
 
     merged = merge(load_run(run), dtype, unmerged)
     text = (
-        f"{merged.path} ({merged.dtype}); over {merged.tokens} sampled tokens its log-probabilities differ "
-        f"from the adapter's by {merged.mean_difference:.2g} nats on average, {merged.max_difference:.2g} at "
-        f"most; the adapter itself moved them by {merged.adapter_effect:.2g} on average, "
-        f"and {merged.surviving:.1%} of that survives"
+        "{path} ({dtype}); over {tokens} sampled tokens its log-probabilities differ from the adapter's by "
+        "{mean_difference:.2g} nats on average, {max_difference:.2g} at most; the adapter itself moved them "
+        "by {adapter_effect:.2g} on average, and {surviving:.1%} of that survives"
     )
-    return _print(as_json, dataclasses.asdict(merged) | {"path": str(merged.path)}, text)
+    return _print(as_json, merged, text.format(**merged))
 
 
 # ---- tasks
@@ -479,11 +478,10 @@ def serve_command(
     lora_rank: int = 0,
     max_length: OptionalCount = None,
     memory: float = 0.9,
-    gpu: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None,
     precision: Literal["auto", "float32", "bfloat16"] = "auto",
     tensor_parallel: int = 1,
 ) -> None:
-    """A vLLM server for recipes with engine: server; one replica a port, each on a GPU of its own.
+    """A vLLM server for recipes with engine: server; one replica a port, on the GPUs of CUDA_VISIBLE_DEVICES.
 
     Args:
         model: nano, a model folder or a hub name
@@ -493,14 +491,13 @@ def serve_command(
         lora_rank: the largest rank of the adapters that a training hands over; the recipe's lora_r
         max_length: prompt and completion tokens at most
         memory: share of the GPU's memory
-        gpu: the card it takes, from 0; without it all servers take the first
         precision: of the weights, as in the recipe
         tensor_parallel: cards that the model is spread over
     """
     from agentkit.policies.serve import serve_command as command_of
     from agentkit.policies.serve import served
 
-    limits = {"max_lora_rank": lora_rank, "max_length": max_length, "memory_share": memory, "gpu": gpu}
+    limits = {"max_lora_rank": lora_rank, "max_length": max_length, "memory_share": memory}
     options = limits | {"precision": precision, "tensor_parallel": tensor_parallel}
     command, environment = command_of(model, served(port), merge=list(merge), host=host, port=port, **options)
     os.execve(command[0], command, environment)

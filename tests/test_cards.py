@@ -17,7 +17,7 @@ import pytest
 from agentkit.records import RecipeError
 from agentkit.runs import Recipe, load_run
 from agentkit.runs.topology import choose, visible
-from agentkit.training.launch import death, last_error
+from agentkit.training.launch import reason
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -68,8 +68,8 @@ E1122 api.py:986] failed (exitcode: -9) local_rank: 1 (pid: 8) of binary: python
 
 
 def test_the_process_that_was_killed_is_told_from_those_that_torchrun_ended():
-    assert death(1, LOG).startswith("process 1 was ended by SIGKILL") and death(1, LOG[:80]) == ""
-    assert "torchrun, which watches the processes, was ended by SIGKILL" in death(-9, "")
+    assert reason(1, LOG).startswith("process 1 was ended by SIGKILL")
+    assert "torchrun, which watches the processes, was ended by SIGKILL" in reason(-9, "")
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_what_ended_a_process_is_told_and_not_what_the_others_say_of_it(error):
         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
         "  error_file: <N/A>",
     ]
-    assert last_error("\n".join(log)) == f"[rank1]: {error}"
-    assert last_error("\n".join(log[3:])).endswith("error_file: <N/A>"), "nothing better"
+    assert reason(1, "\n".join(log)) == f"[rank1]: {error}"
+    assert reason(1, "\n".join(log[3:])).endswith("error_file: <N/A>"), "nothing better"
 
 
 ORPHAN = """

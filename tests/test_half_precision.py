@@ -213,7 +213,7 @@ def test_its_first_step_is_on_policy_and_evaluation_and_export_keep_a_small_adap
     with pytest.raises(RunError, match="of what the adapter does to log-probabilities survives in bfloat16"):
         merge(trainer.run, "bfloat16")
     for options in ({"unmerged": True}, {"dtype": "float32"}):
-        assert merge(trainer.run, **options).surviving > 0.95
+        assert merge(trainer.run, **options)["surviving"] > 0.95
         merged, _ = load_agent(str(trainer.run.file("merged")), precision=options.get("dtype", "bfloat16"))
         adapter = trainer.run.file("merged", "adapter")
         assert kept(with_adapter(merged, adapter) if adapter.exists() else merged, exact) > 0.95

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -14,7 +13,6 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
 import psutil
 import pytest
 import yaml
@@ -24,7 +22,6 @@ from labs import lab_with
 from survive import SMALL, tasks, tiny_agent
 
 from agentkit.lab import Lab
-from agentkit.policies import process_group
 from agentkit.recipe import Recipe, RecipeError
 from agentkit.runs import Run, RunError, read_jsonl, write_json, write_tasks
 from agentkit.training import launch
@@ -123,22 +120,6 @@ def test_processes_that_trained_unlike_adapters_refuse_to_have_trained(folder, m
     )
 
 
-def test_an_error_that_cannot_be_made_in_another_process_travels_as_what_it_says():
-    wants_keywords = httpx.HTTPStatusError(
-        "no such page", request=httpx.Request("GET", "http://a"), response=None
-    )
-    sent = pickle.loads(pickle.dumps(process_group._sendable(wants_keywords)))
-    assert (type(sent), str(sent)) == (RuntimeError, "HTTPStatusError: no such page")
-    assert type(process_group._sendable(RunError("full"))) is RunError
-
-
-def test_groups_are_never_split():
-    with pytest.raises(RecipeError, match="processes 3 must divide prompts_per_step 8"):
-        Recipe.from_mapping({"processes": 3})
-    with pytest.raises(RecipeError, match="micro_batch 64 the 32 trajectories of each"):
-        Recipe.from_mapping({"processes": 2, "micro_batch": 64})
-
-
 WAIT = """
 import sys
 from torch import distributed
@@ -218,14 +199,6 @@ def test_two_processes_train_one_adapter_on_whole_groups(folder):
     assert norms[0] == pytest.approx(norms[1], rel=1e-2), "two processes take the steps that one would"
     assert math.isfinite(rows[-1]["loss"]) and run.file("adapter", "adapter_model.safetensors").exists()
     assert len(work.measure("grpo")) == 4
-
-
-def test_another_number_of_processes_is_refused(folder):
-    """As where accelerate launch --cpu --num_processes 2 runs one."""
-    run, lab = prepared(folder, "wrong")
-    with pytest.raises(RunError, match="the recipe says processes: 2, and 1 runs"):
-        GRPO(lab, *tiny_agent(), tasks(), tasks(2, "validation"), run)
-    assert not run.file("train").exists()
 
 
 @pytest.fixture

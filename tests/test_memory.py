@@ -17,7 +17,6 @@ from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
     Gemma2Config,
-    GraniteConfig,
     Llama4TextConfig,
     LlamaConfig,
     Qwen3Config,
@@ -25,7 +24,6 @@ from transformers import (
 
 from agentkit import nano
 from agentkit.cli import main
-from agentkit.policies.loading import told
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.recipe import Recipe
 from agentkit.records import RecipeError, Trajectory
@@ -50,8 +48,7 @@ def masks_outside(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [Qwen3Config, LlamaConfig])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "dtype"), [(Qwen3Config, torch.bfloat16), (LlamaConfig, torch.float32)])
 def test_what_is_counted_without_content_is_what_real_tensors_take(kind, dtype, monkeypatch):
     config = kind(vocab_size=8000, **SHAPE)
     counted = memory.update_peak(config, Recipe(), dtype, 2, 256, 250)
@@ -92,8 +89,7 @@ def own_step_peak(trainer, batch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("beta", [0.0, 0.05])
+@pytest.mark.parametrize(("precision", "beta"), [("float32", 0.0), ("bfloat16", 0.05)])
 def test_the_plan_is_what_the_trainers_own_update_takes(tmp_path, masks_outside, precision, beta):
     """Three micro-batches for each of four trainings. Prompts are short: the plan counts each row in full."""
     dtype = getattr(torch, precision)
@@ -117,17 +113,13 @@ def test_the_plan_is_what_the_trainers_own_update_takes(tmp_path, masks_outside,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_cold_start_takes_no_more_than_the_plan_of_an_update(
-    tmp_path, masks_outside, monkeypatch, precision
-):
+def test_a_cold_start_takes_no_more_than_the_plan_of_an_update(tmp_path, masks_outside, monkeypatch):
     """Sixteen demonstrations are an optimiser step, and eight of them a pass."""
     model, tokenizer = tiny_agent()
-    model.to(getattr(torch, precision))
     row = {"prompt_ids": (1,) * PROMPT, "completion_ids": (2,) * 256, "action_mask": (1,) * 256}
     own = {"old_logprobs": (0.0,) * 256, "turns": (), "stop_reason": "answer"}
     shown = [Trajectory("t", "expert", i, 0, **row, **own) for i in range(16)]
-    recipe = Recipe(precision=precision, sft_batch=16, lora_r=2)
+    recipe = Recipe(precision="float32", sft_batch=16, lora_r=2)
     step, peaks = sft._Trainer.training_step, []
 
     def measured(trainer, model, *rest, **named):
@@ -143,24 +135,17 @@ def test_a_cold_start_takes_no_more_than_the_plan_of_an_update(
     assert len(peaks) == 2 and max(peaks) <= 1.15 * planned, (max(peaks), planned)
 
 
-@pytest.mark.slow
-def test_the_output_layer_does_not_grow_with_the_vocabulary_times_the_tokens():
-    """Logits exist a chunk at a time: 8,192 scored tokens of a vocabulary of 32,000 would be 1 GB at once."""
-    config = Qwen3Config(vocab_size=32_000, **SHAPE)
-    short, long = (memory.update_peak(config, Recipe(), torch.bfloat16, 1, n + 8, n) for n in (1024, 8192))
-    assert long - short < 0.1e9
-
-
 def test_a_recipe_is_told_what_fits_and_what_to_change():
-    config = {"weights": 8e9, "update_fixed": 9e9, "update_row": 3e9, "rollouts": 30e9, "engine_share": 0.0}
-    made = memory.MemoryPlan(**config, micro_batch=8)
-    assert [made.advice(size) for size in memory.SIZES] == [
+    plain = {"weights": 8e9, "update_fixed": 9e9, "update_row": 3e9, "micro_batch": 8, "engine_share": 1.0}
+    crowded = memory.MemoryPlan(**(plain | {"update_row": 1e9, "kept": 30e9}))
+    assert [crowded.advice(size) for size in memory.SIZES] == [
         "lower max_tokens or max_batch", "fits", "fits", "fits"
     ]  # fmt: skip
-    made = memory.MemoryPlan(**(config | {"rollouts": 10e9}), micro_batch=8)
-    assert made.advice(24) == "micro_batch: 4"
-    made = memory.MemoryPlan(**(config | {"update_fixed": 50e9}), micro_batch=8)
-    assert made.advice(48).startswith("a smaller model")
+    own = plain | {"kept": 1e9}
+    assert memory.MemoryPlan(**own).advice(24) == "micro_batch: 4"
+    assert memory.MemoryPlan(**(own | {"update_fixed": 50e9})).advice(48).startswith("a smaller model")
+    asked = memory.MemoryPlan(**(plain | {"engine_share": 0.3, "engine_least": 10e9}))
+    assert asked.advice(24) == "the engine's weights with one trajectory take 11.0 GB: engine_memory: 0.46"
 
 
 def test_the_command_plans_the_small_recipe_and_names_a_model_it_cannot_read(capsys):
@@ -174,20 +159,6 @@ def test_the_command_plans_the_small_recipe_and_names_a_model_it_cannot_read(cap
         memory.plan(Recipe(model="no/such"))
 
 
-@pytest.mark.parametrize(
-    ("error", "says"),
-    [
-        ("", ""),
-        ("It has no config.json.", "It has no config.json"),
-        ("It is gated.\nAsk at https://a.b/c.", "It is gated. Ask at https://a.b/c"),
-        (f"We are offline.\nSee https://{'a' * 190}", "We are offline"),
-        (f"{'long ' * 37}lines end at https://{'a' * 60}", f"{'long ' * 37}lines end at …"),
-    ],
-)
-def test_what_the_hub_says_ends_with_a_line_or_a_word(error, says):
-    assert told(OSError(error)) == says
-
-
 def tiny(kind, words, **changes):
     """A random model of one small layer."""
     shape = SHAPE | {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 4}
@@ -195,21 +166,18 @@ def tiny(kind, words, **changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["shared", "plain", "capped", "scaled"])
+@pytest.mark.parametrize("way", ["shared", "capped"])
 def test_the_update_s_peak_does_not_grow_with_the_vocabulary_times_the_tokens(
     way, monkeypatch, masks_outside
 ):
     """Measured on real tensors: 8,192 own tokens in each of two trajectories with one prompt."""
     monkeypatch.setitem(prefix.CHUNK_ELEMENTS, "cpu", 2**20)
-    kind, extra = {
-        "capped": (Gemma2Config, {"sliding_window": 64}),
-        "scaled": (GraniteConfig, {"logits_scaling": 8.0}),
-    }.get(way, (Qwen3Config, {}))
+    kind, extra = (Gemma2Config, {"sliding_window": 64}) if way == "capped" else (Qwen3Config, {})
     peaks = []
     for words in (500, 4000):
         model = tiny(kind, words, **extra)
         score = partial(prefix.plain_logprobs, split=True)
-        if way in ("shared", "scaled"):
+        if way == "shared":
             assert prefix.prepare(model) is None
             score = prefix.shared_logprobs
         ids = torch.randint(0, 500, (2, 64 + 8192))
@@ -244,30 +212,14 @@ def test_a_model_that_scales_its_logits_is_computed_as_it_does_or_not_in_chunks(
     assert why[dtype] in prefix.prepare(model)
 
 
-@pytest.mark.slow
-def test_what_shares_a_prompt_takes_less_than_what_is_computed_in_full(masks_outside):
-    model = tiny(Qwen3Config, 500)
-    assert prefix.prepare(model) is None
-    ids = torch.randint(0, 500, (4, 520))
-    ids[:, :512] = ids[0, :512]
-    everywhere, peaks = torch.ones_like(ids), []
-    for score in (prefix.shared_logprobs, prefix.plain_logprobs):
-        with memory.Alive([*model.parameters()]) as alive:
-            score(model, ids, everywhere, everywhere[:, 512:].bool(), 1.0)[0].sum().backward()
-        peaks.append(alive.peak)
-        model.zero_grad(set_to_none=True)
-    assert peaks[0] < peaks[1] / 2, "of 2,080 tokens 544 are distinct"
-
-
-@pytest.mark.parametrize("kind", [Gemma2Config, Qwen3Config])
-def test_the_timed_update_holds_a_chunk_of_logits_at_a_time(kind, monkeypatch):
+def test_the_timed_update_holds_a_chunk_of_logits_at_a_time(monkeypatch):
     """4 x 256 tokens of 32,000 words, with prefixes that are not shared, as in training."""
     monkeypatch.setitem(prefix.CHUNK_ELEMENTS, "cpu", 2**20)
     own = tuple(range(1, 257))
     rows = [
         Trajectory("t", "p", i, 0, (i + 1,), own, (1,) * 256, (0.0,) * 256, (), "answer") for i in range(4)
     ]
-    model = tiny(kind, 32_000)
+    model = tiny(Gemma2Config, 32_000)
     with memory.Alive([*model.parameters(), *model.buffers()]) as alive:
         update_seconds(model, rows, Recipe(micro_batch=4, beta=0.05))
     assert alive.peak < 4 * 256 * 32_000 * 4 / 2, "half of what the logits alone would take"
@@ -296,10 +248,9 @@ def test_a_model_that_cannot_be_traced_is_named(tmp_path):
 
 def test_keys_and_values_are_bounded_and_a_sleeping_engine_leaves_its_memory_to_the_update():
     values = {"weights": 8e9, "update_fixed": 10e9, "update_row": 1e9, "engine_share": 0.3, "micro_batch": 1}
-    own = memory.MemoryPlan(**values, rollouts=9e9, kept=100e9)
-    assert own.sampling(80) == pytest.approx(9e9 * memory.MARGIN + 24e9) and own.advice(80) == "fits"
-    assert memory.MemoryPlan(**values, rollouts=9e9, kept=1e9).sampling(80) == pytest.approx(11e9)
-    asleep, awake = (memory.MemoryPlan(**values, rollouts=0.0, sleeps=sleeps) for sleeps in (True, False))
+    assert memory.MemoryPlan(**values, kept=100e9).sampling(80) == pytest.approx(8.8e9 + 24e9)
+    assert memory.MemoryPlan(**values, kept=1e9).sampling(80) == pytest.approx(8.8e9 + 1.1e9)
+    asleep, awake = (memory.MemoryPlan(**values, sleeps=sleeps) for sleeps in (True, False))
     assert awake.needed(24) == pytest.approx(11e9 * memory.MARGIN + 7.2e9)
     assert asleep.needed(24) == pytest.approx(8e9 * memory.MARGIN + 7.2e9), "rollouts take the most"
 

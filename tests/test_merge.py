@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import resource
 import shutil
 
 import pytest
@@ -18,25 +16,26 @@ from agentkit.cli import main
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent, load_tokenizer
 from agentkit.recipe import Recipe
-from agentkit.runs import Run, RunError, write_trajectories
+from agentkit.runs import Run, RunError
 from agentkit.training.adapters import save_adapter
 from agentkit.training.launch import Work
 from agentkit.training.merge import _trained_in, logprobs, merge
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module")
 def trained(request, tmp_path_factory):
     """A run whose agent is a folder, in one data type, and whose adapter moves log-probabilities visibly."""
-    folder = tmp_path_factory.mktemp(request.param)
+    dtype = getattr(request, "param", "bfloat16")
+    folder = tmp_path_factory.mktemp(dtype)
     model, tokenizer = tiny_agent()
-    model.to(getattr(torch, request.param)).save_pretrained(folder / "agent")
+    model.to(getattr(torch, dtype)).save_pretrained(folder / "agent")
     tokenizer.save_pretrained(folder / "agent")
     model = AutoModelForCausalLM.from_pretrained(folder / "agent", dtype=torch.float32)
     trainer = make_trainer(folder / "run", agent=(model, tokenizer), steps=1)
     trainer.train()
     trainer.run.begin("03_grpo", {"model": str(folder / "agent"), "sft": False})
     widen(trainer, 0.3)
-    return trainer.run, request.param
+    return trainer.run, dtype
 
 
 def widen(trainer, std: float) -> None:
@@ -47,12 +46,13 @@ def widen(trainer, std: float) -> None:
     save_adapter(trainer.model, trainer.tokenizer, trainer.run.file("adapter"))
 
 
+@pytest.mark.parametrize("trained", ["float32", "bfloat16"], indirect=True)
 def test_merged_and_adapter_agree_and_the_data_type_is_kept(trained):
     run, dtype = trained
     found = merge(run)
-    assert found.dtype == dtype and found.tokens == 48
-    assert found.mean_difference < (1e-5 if dtype == "float32" else 5e-2) < found.adapter_effect
-    assert found.surviving > (0.9999 if dtype == "float32" else 0.95)
+    assert found["dtype"] == dtype and found["tokens"] == 48
+    assert found["mean_difference"] < (1e-5 if dtype == "float32" else 5e-2) < found["adapter_effect"]
+    assert found["surviving"] > (0.9999 if dtype == "float32" else 0.95)
     merged = AutoModelForCausalLM.from_pretrained(run.file("merged"))
     assert merged.dtype == getattr(torch, dtype) and not hasattr(merged, "peft_config")
     base = AutoModelForCausalLM.from_pretrained(run.manifest["recipe"]["model"], dtype=torch.float32)
@@ -102,12 +102,6 @@ def test_a_model_is_rebuilt_in_the_precision_that_trained_it_on_another_machine(
     assert _trained_in(run) == torch.float32
 
 
-def test_the_command_prints_what_was_found_and_takes_another_data_type(trained, capsys):
-    run, _ = trained
-    assert main(["merge", str(run.path), "--dtype", "float16"]) == 0
-    assert "(float16); over 48 sampled tokens" in capsys.readouterr().out
-
-
 def test_a_model_that_also_sees_is_trained_where_text_goes_and_keeps_its_type(tmp_path):
     """Gemma 3's composite configuration, whose own data type and vision tower are not the text model's."""
     _, tokenizer = tiny_agent()
@@ -126,7 +120,7 @@ def test_a_model_that_also_sees_is_trained_where_text_goes_and_keeps_its_type(tm
     assert trained and all("language_model" in name for name in trained)
     trainer.run.begin("03_grpo", {"model": str(tmp_path / "agent"), "sft": False})
     widen(trainer, 0.3)
-    assert merge(trainer.run).dtype == "bfloat16"
+    assert merge(trainer.run)["dtype"] == "bfloat16"
     written = AutoModelForCausalLM.from_pretrained(trainer.run.file("merged"))
     assert written.dtype == torch.bfloat16
     changed = {name for name, p in base.named_parameters() if not torch.equal(p, written.get_parameter(name))}
@@ -171,7 +165,7 @@ def test_an_adapter_that_rounding_would_lose_is_refused_or_exported_beside_its_m
             merge(run, "bfloat16")
         assert main(["merge", str(run.path), "--dtype", "bfloat16", "--unmerged", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["surviving"] > 0.999
-        assert merge(run, "float32").surviving > 0.999
+        assert merge(run, "float32")["surviving"] > 0.999
     finally:
         path.write_bytes(before)
     assert (run.file("merged") / "model.safetensors").exists()
@@ -192,8 +186,9 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize(
+    ("name", "damage"), [("adapter_config.json", "text"), ("adapter_model.safetensors", "torn")]
+)
 def test_a_damaged_adapter_is_one_sentence(trained, tmp_path, capsys, name, damage):
     run = Run(shutil.copytree(trained[0].path, tmp_path / "run"))
     DAMAGES[damage](run.file("adapter", name))
@@ -213,38 +208,6 @@ def test_an_adapter_that_is_another_or_no_number_is_told(trained, tmp_path, caps
     save_file({name: weight * float("nan") for name, weight in weights.items()}, file)
     assert main(["merge", str(run.path)]) == 2
     assert "cannot be used (ValueError: it holds weights that are no numbers)" in capsys.readouterr().err
-
-
-def test_trajectories_of_another_model_and_a_model_that_is_gone_are_a_sentence(trained, tmp_path, capsys):
-    run = Run(shutil.copytree(trained[0].path, tmp_path / "run"))
-    for step in run.steps:
-        path = run.file("train", "trajectories", f"step_{step:05d}.parquet")
-        other = [
-            dataclasses.replace(t, prompt_ids=(10**6, *t.prompt_ids[1:])) for t in run.trajectories(step)
-        ]
-        write_trajectories(path, other)
-    assert main(["merge", str(run.path)]) == 2
-    assert "its trajectories are another model's" in capsys.readouterr().err
-    run.update(recipe={"model": "/nowhere/model"})
-    assert main(["merge", str(run.path)]) == 2
-    assert "cannot load the model '/nowhere/model'" in capsys.readouterr().err
-    run.update(recipe={"model": str(tmp_path / "gone")})
-    assert main(["merge", str(run.path)]) == 2
-    assert f"no such folder in {tmp_path} (the first lines of a recipe" in capsys.readouterr().err
-
-
-def test_a_full_disk_leaves_no_half_model(trained, tmp_path, capsys):
-    run = Run(shutil.copytree(trained[0].path, tmp_path / "run"))
-    shutil.rmtree(run.file("merged"), ignore_errors=True)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # the kernel refuses larger files
-    try:
-        assert main(["merge", str(run.path)]) == 2
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert told.startswith(f"agentkit: {run.file('merged')} cannot be written (") and "make room" in told
-    assert not list(run.path.glob("*merged*"))
 
 
 def test_a_tokenizer_beside_mistrals_own_file_keeps_its_chat_template(tmp_path):

@@ -340,7 +340,7 @@ def test_settings_that_train_nothing_are_told(changes, light, says):
 
 def test_memory_that_does_not_suffice_is_red_with_numbers_and_the_key_to_change():
     plan = MemoryPlan(
-        weights=8e9, update_fixed=9e9, update_row=3e9, rollouts=9e9, engine_share=0.3, micro_batch=8
+        weights=8e9, update_fixed=9e9, update_row=3e9, kept=1e9, engine_share=0.3, micro_batch=8
     )
     item = checks.memory(plan, 24.0, "GPU")
     assert item.light == "red" and "36.3 GB of the GPU's 24 GB" in item.finding

@@ -14,7 +14,6 @@ from test_templates import templated
 from agentkit import StopReason, Task, rollout
 from agentkit.policies.scripted import Flaws, ScriptedPolicy, _wrong
 from agentkit.rollouts import Limits
-from agentkit.rollouts.loop import LAST_TURN
 from agentkit.tasks import solve
 from agentkit.tasks.expert import PlanError
 from agentkit.tools import calculate
@@ -95,33 +94,6 @@ def test_a_call_that_fails_for_the_moment_is_repeated(suite, corpus, tokenizer):
     assert [r.ok for t in elsewhere for r in calls(t)] != [r.ok for t in rolled[::2] for r in calls(t)]
 
 
-def test_masks_cover_the_sampled_tokens_and_spans_line_up(flawless, tokenizer):
-    for t in flawless:
-        assert len(t.completion_ids) == len(t.action_mask) == len(t.old_logprobs)
-        sampled = [i for turn in t.turns for i in range(*turn.span)]
-        assert sampled == [i for i, m in enumerate(t.action_mask) if m == 1] and set(t.action_mask) <= {0, 1}
-        for turn in t.turns:
-            assert tokenizer.decode(t.completion_ids[slice(*turn.span)]) == turn.text
-            assert t.completion_ids[turn.span[1] - 1] == tokenizer.eos_token_id
-        observed = [
-            tokenizer.decode(t.completion_ids[a.span[1] : b.span[0]])
-            for a, b in zip(t.turns, t.turns[1:], strict=False)
-        ]
-        for turn, text in zip(t.turns, observed, strict=False):
-            assert turn.results[0].observation in text and tokenizer.eos_token in text
-        assert t.turns[0].span[0] == 0 and t.turns[-1].span[1] == len(t.completion_ids)
-
-
-def test_the_last_turn_is_announced(roll, suite, tokenizer):
-    task = max(suite, key=lambda t: len(t.meta["plan"]))
-    turns = len(task.meta["plan"]) + 1
-    (found,) = roll([task], limits=Limits(max_turns=turns, max_turn_tokens=400, max_tokens=8_000))
-    text = tokenizer.decode(found.completion_ids)
-    assert found.success == 1.0 and text.count(LAST_TURN) == 1
-    (short,) = roll([task], limits=Limits(max_turns=turns - 1, max_turn_tokens=400, max_tokens=8_000))
-    assert (short.stop_reason, short.success, short.answer) == (StopReason.TURN_LIMIT, 0.0, None)
-
-
 # ---- seeds
 def test_same_seed_same_trajectories(roll, suite):
     flaws = dict(skip_lookup=0.3, wrong_operation=0.3, in_head=0.3, give_up=0.2, malformed=0.3)
@@ -138,72 +110,45 @@ def test_same_seed_same_trajectories(roll, suite):
 
 
 # ---- each flaw alone
-def rate(trajectories, had, occasions):
-    """Observed share and three standard errors of a rate of 0.3 on so many occasions."""
-    total = sum(occasions(t) for t in trajectories)
-    assert total > 200
-    return sum(had(t) for t in trajectories) / total, 3.5 * (0.21 / total) ** 0.5
+def searches(task):
+    return sum(step["tool"] == "search" for step in task.meta["plan"])
+
+
+def calculates(task):
+    return any(step["tool"] == "calculator" for step in task.meta["plan"])
 
 
 def test_malformed_calls_occur_at_their_rate_and_cost_nothing_else(roll, suite):
     found = roll(suite, malformed=0.3)
     assert all(t.success == 1.0 for t in found)
-    share, margin = rate(
-        found, lambda t: sum(not r.ok for r in calls(t)), lambda t: sum(r.ok for r in calls(t))
-    )
-    assert share == pytest.approx(0.3, abs=margin + 0.03)  # a few slips leave the call valid
+    failed, made = (sum(r.ok is ok for t in found for r in calls(t)) for ok in (False, True))
+    assert failed / made == pytest.approx(0.3, abs=0.1)  # a few slips leave the call valid
     kinds = {r.observation.split(":")[1].split("'")[0].strip() for t in found for r in calls(t) if not r.ok}
     assert len(kinds) == 2 and any("no tool" in k for k in kinds) and any("malformed" in k for k in kinds)
 
 
-def test_giving_up_occurs_at_its_rate(roll, suite):
-    tasks = [t for t in suite if sum(s["tool"] == "search" for s in t.meta["plan"]) == 2]
-    found = roll(tasks, group_size=3, give_up=0.3)
-    gave_up = [t for t in found if t.answer == "I could not find this."]
-    assert all(t.success == 0.0 for t in gave_up) and all(t.success == 1.0 for t in found if t not in gave_up)
-    share, margin = rate(found, lambda t: t in gave_up, lambda t: 1)
-    assert share == pytest.approx(0.3, abs=margin)
-
-
-def test_a_lookup_is_skipped_at_its_rate(roll, suite):
-    tasks = [t for t in suite if sum(s["tool"] == "search" for s in t.meta["plan"]) == 2]
-    found = roll(tasks, group_size=3, skip_lookup=0.3)
-    share, margin = rate(found, lambda t: sum(r.name == "search" for r in calls(t)) == 1, lambda t: 1)
-    assert share == pytest.approx(0.3, abs=margin)
-    skipped = [t for t in found if sum(r.name == "search" for r in calls(t)) == 1]
-    assert sum(t.success for t in skipped) < 0.3 * len(skipped)  # a comparison may still come out right
-    assert all(t.success == 1.0 for t in found if t not in skipped)
-
-
-def calculating(suite):
-    return [t for t in suite if any(s["tool"] == "calculator" for s in t.meta["plan"])]
-
-
-def test_computing_in_the_head_occurs_at_its_rate(roll, suite):
-    found = roll(calculating(suite), group_size=3, in_head=0.3)
-    share, margin = rate(found, lambda t: all(r.name != "calculator" for r in calls(t)), lambda t: 1)
-    assert share == pytest.approx(0.3, abs=margin)
-    guessed = [t for t in found if all(r.name != "calculator" for r in calls(t))]
-    assert sum(t.success for t in guessed) < 0.3 * len(guessed)
-
-
-def test_the_wrong_operation_occurs_at_its_rate(roll, suite):
-    tasks = calculating(suite)
-    found = roll(tasks, group_size=3, wrong_operation=0.3)
+@pytest.mark.parametrize(
+    ("flaw", "had", "occasion"),
+    [
+        ("give_up", lambda t, right: t.answer == "I could not find this.", lambda t: searches(t) == 2),
+        (
+            "skip_lookup",
+            lambda t, right: sum(r.name == "search" for r in calls(t)) == 1,
+            lambda t: searches(t) == 2,
+        ),
+        ("in_head", lambda t, right: all(r.name != "calculator" for r in calls(t)), calculates),
+        ("wrong_operation", lambda t, right: calls(t)[-1].arguments != right, calculates),
+    ],
+)
+def test_a_flaw_occurs_at_its_rate_and_costs_the_answer(roll, suite, flaw, had, occasion):
+    tasks = [task for task in suite if occasion(task)]
     right = {t.task_id: calls(t)[-1].arguments for t in roll(tasks)}
-    share, margin = rate(found, lambda t: calls(t)[-1].arguments != right[t.task_id], lambda t: 1)
-    assert share == pytest.approx(0.3, abs=margin)
-    wrong = [t for t in found if calls(t)[-1].arguments != right[t.task_id]]
-    assert sum(t.success for t in wrong) < 0.1 * len(wrong)
-    others = [t for t in found if t not in wrong and t.success != 1.0]
-    assert not others, (others[0].why, others[0].stop_reason, others[0].turns)
-
-
-@pytest.mark.parametrize("flaw", ["skip_lookup", "wrong_operation", "in_head", "give_up"])
-def test_a_certain_flaw_leaves_little_right(roll, suite, flaw):
-    needs = [t for t in calculating(suite) if len(t.meta["plan"]) >= 3 and "answer_if" not in t.meta]
-    found = roll(needs, **{flaw: 1.0})
-    assert len(found) > 40 and sum(t.success for t in found) <= 0.1 * len(found)
+    found = roll(tasks, group_size=3, **{flaw: 0.3})
+    flawed = [t for t in found if had(t, right[t.task_id])]
+    assert len(found) > 200
+    assert len(flawed) / len(found) == pytest.approx(0.3, abs=3.5 * (0.21 / len(found)) ** 0.5)
+    assert sum(t.success for t in flawed) < 0.3 * len(flawed)  # a comparison may still come out right
+    assert all(t.success == 1.0 for t in found if t not in flawed)
 
 
 def test_each_trajectory_draws_one_of_several_sets_of_flaws(corpus, tokenizer, suite):
@@ -247,8 +192,7 @@ class Scales:
         return f"{amount * times:g}"
 
 
-@pytest.mark.parametrize("malformed", [0.0, 1.0])
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize(("name", "malformed"), [*((name, 0.0) for name in TEMPLATES), ("glm4moe", 1.0)])
 def test_calls_of_typed_tools_are_written_by_their_schemas(tokenizer, name, malformed):
     arguments = {"amount": 2.5, "times": 2, "exact": True, "names": ["a", "b"], "note": "3"}
     plan = [
@@ -264,16 +208,15 @@ def test_calls_of_typed_tools_are_written_by_their_schemas(tokenizer, name, malf
 
 
 # ---- the parts
-@pytest.mark.parametrize("wrong", [-0.1, 1.1, float("nan")])
-def test_a_rate_is_a_probability(wrong):
-    with pytest.raises(ValueError, match="flaw rate malformed"):
-        Flaws(malformed=wrong)
+def test_a_rate_is_a_probability():
+    for wrong in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match="flaw rate malformed"):
+            Flaws(malformed=wrong)
 
 
-@pytest.mark.parametrize("expression", ["1 + 2", "round(1 / 2, 2)", "3 > 2", "sqrt(4)", "2*3"])
-def test_the_wrong_operation_is_another_expression(expression):
-    for seed in range(5):
-        wrong = _wrong(expression, random.Random(seed))
+def test_the_wrong_operation_is_another_expression():
+    for expression in ("1 + 2", "round(1 / 2, 2)", "3 > 2", "sqrt(4)", "2*3"):
+        wrong = _wrong(expression, random.Random(0))
         assert wrong != expression and calculate(wrong)
 
 
@@ -349,21 +292,15 @@ def test_names_of_shipped_tools_with_other_arguments_fail_no_flaw(shop):
     for tool in ("search", "calculator", "python"):
         found = shop([BUY[0], {"tool": tool, "arguments": {"x": [1, {"y": 2}]}}], **EVERY)
         assert all(t.stop_reason is StopReason.ANSWER for t in found)
-
-
-@pytest.mark.parametrize("flaws", [{}, EVERY | {"malformed": 1.0}])
-def test_an_empty_plan_answers_at_once(shop, flaws):
-    for found in shop([], "Oslo", n=3, **flaws):
+    for found in shop([], "Oslo", n=3, **EVERY):  # an empty plan answers at once
         assert (found.answer, found.success, len(found.turns), calls(found)) == ("Oslo", 1.0, 1, [])
 
 
 @pytest.mark.parametrize(
     "plan",
     [
-        None, "buy", {"tool": "buy"}, ["buy"], [None], [[]], [{}], [{"tool": "buy"}], [{"arguments": {}}],
-        [{"tool": None, "arguments": {}}], [{"tool": ["buy"], "arguments": {}}], [{"tool": "buy", "arguments": "tea"}],
-        [BUY[0] | {"wrong": "ham"}], [BUY[0] | {"wrong": 5}],
-        [{"tool": "buy", "arguments": {"item": {1, 2}}}],
+        None, "buy", ["buy"], [{}], [{"tool": None, "arguments": {}}], [{"tool": "buy", "arguments": "tea"}],
+        [BUY[0] | {"wrong": 5}], [{"tool": "buy", "arguments": {"item": {1, 2}}}],
     ],
 )  # fmt: skip
 def test_a_malformed_plan_is_one_sentence(shop, plan):

@@ -45,7 +45,7 @@ def test_a_model_whose_layers_are_not_known_is_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("precision", "shares"), [("float32", True), ("float32", False), ("bfloat16", True)])
+@pytest.mark.parametrize(("precision", "shares"), [("float32", False), ("bfloat16", True)])
 def test_losses_and_gradients_are_those_of_whole_weights(folder, shares, precision):  # noqa: F811
     """On unlike batches, where one process has more passes to make than the other, and checkpoints where it
     is bfloat16.

@@ -11,6 +11,7 @@ import random
 import re
 import warnings
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from agentkit import Family, Lab, Task, rollout
 from agentkit.recipe import Recipe
 from agentkit.records import RecipeError, StopReason
 from agentkit.rollouts import Limits
-from agentkit.rollouts.call_formats import format_call, parse_turn
+from agentkit.rollouts.call_formats import format_call
 from agentkit.rollouts.chat import ChatCodec
 from agentkit.rollouts.template_probe import (
     end_of_turn,
@@ -46,17 +47,11 @@ TOOLLESS = (
     "gemma4_v3", "gemma4_v4", "gemma4_v5", "phi3", "phi3_5",
 )  # fmt: skip  # that show no reply of a tool
 REFUSED = [name for name in NAMES if name.removesuffix("_training") in CHANNELS + IMAGES + TOOLLESS]
-FORMS = ("qwen3", "qwen3_6", "glm4moe", "llama3_1")  # of each format one; the others take minutes
-WORKING = [
-    name if name in FORMS else pytest.param(name, marks=pytest.mark.slow)
-    for name in NAMES
-    if name not in REFUSED
-]
+FORMS = ("qwen3", "qwen3_6", "glm4moe", "llama3_1")  # of each format one
+OTHERS = [name for name in NAMES if name not in (*REFUSED, *FORMS)]  # they take minutes
+WORKING = [*([name] for name in FORMS), pytest.param(OTHERS, marks=pytest.mark.slow)]
+every_template = pytest.mark.parametrize("names", WORKING, ids=[*FORMS, "others"])
 TRAINING = ["qwen3"]  # taken in place of the official one
-NATIVE = {"qwen2_5": "hermes", "qwen3": "hermes", "qwen3_instruct_2507": "hermes", "qwen3_vl": "hermes"}
-NATIVE |= {f"qwen3_{kind}": "qwen3_coder" for kind in ("5_think", "5_nothink", "6", "8")}
-NATIVE |= {f"nemotron_3_{kind}": "qwen3_coder" for kind in ("nano", "super", "ultra", "5_lightning")}
-NATIVE |= {"llama3_1": "llama3", "llama3_2": "llama3", "glm4moe": "glm"}
 CONTROL = re.compile(
     r"<[|｜][^<>'\"{}\s]+[|｜]>|<\|[a-z_]+>|<[a-z_]+\|>|<(?:start|end)_of_[a-z]+>|\[gMASK\]|<sop>|</?think>|<\|\"\|>"
 )
@@ -176,16 +171,13 @@ def test_what_no_frame_can_hold_is_refused(tokenizer, text, why):
         ChatCodec(other, "", tool_schemas(Library())).observation_ids(["x"])
 
 
-def test_a_template_that_keeps_thoughts_but_not_an_empty_one_is_taken(tokenizer):
-    """Qwen3's in any text other than TRL's copy."""
-    other = templated(tokenizer, "qwen3")
-    other.chat_template += "{# as released #}"
-    codec = ChatCodec(other, "Use the tools.", tool_schemas(Library()))
-    assert (codec.format, codec.template.training, codec.template.shows_tools) == ("hermes", False, True)
+@every_template
+def test_a_trajectory_is_what_the_template_renders_and_its_mask_is_exact(tokenizer, names):
+    for name in names:
+        check_trajectory(tokenizer, name)
 
 
-@pytest.mark.parametrize("name", WORKING)
-def test_a_trajectory_is_what_the_template_renders_and_its_mask_is_exact(tokenizer, name):
+def check_trajectory(tokenizer, name):
     other = templated(tokenizer, name)
     codec = quiet(ChatCodec, other, "Use the tools.", tool_schemas(Library()))
     for seed in range(2):
@@ -207,6 +199,7 @@ def test_a_trajectory_is_what_the_template_renders_and_its_mask_is_exact(tokeniz
         spans = {i for turn in found.turns for i in range(*turn.span)}
         assert [i in spans for i in range(len(found.completion_ids))] == [m == 1 for m in found.action_mask]
         assert found.completion_ids[-1] in end_of_turn_ids(other)
+    check_frames(other, codec)
 
 
 class Note:
@@ -227,12 +220,15 @@ class Note:
         return self.reply
 
 
-@pytest.mark.parametrize("name", WORKING)
-@pytest.mark.parametrize("arguments", [None, {"enable_thinking": False}], ids=["as it is", "thinking off"])
-@pytest.mark.parametrize("thought", ["", "Hm. </think> <|im_end|> <|eot_id|>"], ids=["no thought", "thought"])
-def test_a_transcript_holds_what_a_rollout_holds_and_no_mark_that_it_quotes(
-    tokenizer, tmp_path, name, arguments, thought
-):
+@every_template
+def test_a_transcript_holds_what_a_rollout_holds_and_no_mark_that_it_quotes(tokenizer, tmp_path, names):
+    thoughts = "", "Hm. </think> <|im_end|> <|eot_id|>"
+    for name, arguments in product(names, (None, {"enable_thinking": False})):
+        for thought in thoughts:
+            check_transcript(tokenizer, tmp_path / "messages.jsonl", name, arguments, thought)
+
+
+def check_transcript(tokenizer, path, name, arguments, thought):
     other = with_template(templated(tokenizer, name), arguments=arguments)
     codec = quiet(ChatCodec, other, "Use the tools.", tool_schemas(Note()))
     steering, quoted = (
@@ -248,7 +244,7 @@ def test_a_transcript_holds_what_a_rollout_holds_and_no_mark_that_it_quotes(
         {"role": "tool", "content": Note.reply},
         {"role": "assistant", "content": f"Quoted: {steering}\nAnswer: Paris"} | told,
     ]
-    (path := tmp_path / "messages.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    path.write_text(json.dumps({"messages": messages}) + "\n")
     task = Task("t", f"What is it? {quoted}", "Paris", family="note")
     lab = Lab.open({}).extended({"note": Family(environment=Note)})
     (t,) = read_transcripts(path, other, lab, [task])
@@ -270,10 +266,8 @@ def test_a_transcript_holds_what_a_rollout_holds_and_no_mark_that_it_quotes(
         assert end in codec.ends and codec.marks.steering.union(codec.ends).isdisjoint(inside)
 
 
-@pytest.mark.parametrize("name", WORKING)
-def test_no_reply_steers_the_chat_or_leaves_its_frame(tokenizer, name):
-    other = templated(tokenizer, name)
-    codec = quiet(ChatCodec, other, "", tool_schemas(Library()))
+def check_frames(other, codec):
+    """No reply steers the chat or leaves its frame."""
     frame = codec.observation_ids(["", ""])
     tags = FRAMING.findall(codec.decode(frame))
     marks = {token.content for token in other.added_tokens_decoder.values()} | set(codec.template.ends)
@@ -283,7 +277,7 @@ def test_no_reply_steers_the_chat_or_leaves_its_frame(tokenizer, name):
         assert FRAMING.findall(codec.decode(ids)) == tags, mark
 
 
-@pytest.mark.parametrize("name", ["qwen2_5", "glm4moe", "qwen3_6"])
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3_6"])
 def test_thoughts_parts_and_system_prompts_of_messages_are_kept(tokenizer, tmp_path, name):
     call = {"id": "a", "type": "function", "function": {"name": "search", "arguments": '{"query": "x"}'}}
     messages = [
@@ -305,17 +299,19 @@ def test_thoughts_parts_and_system_prompts_of_messages_are_kept(tokenizer, tmp_p
     assert "Look." in other.decode(sampled) and "found" not in other.decode(sampled)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_carried_is_refused_with_a_template_to_use(tokenizer, name):
-    other = templated(tokenizer, name)
-    with pytest.raises(RecipeError, match="token for token: .*Set chat_template to .* such as qwen2_5 or"):
-        ChatCodec(other, "Use the tools.", tool_schemas(Library()))
-    assert end_of_turn_ids(other) == {other.eos_token_id}
+def test_what_cannot_be_carried_is_refused_with_a_template_to_use(tokenizer):
+    for name in REFUSED:
+        other = templated(tokenizer, name)
+        with pytest.raises(
+            RecipeError, match="token for token: .*Set chat_template to .* such as qwen2_5 or"
+        ):
+            ChatCodec(other, "Use the tools.", tool_schemas(Library()))
+        assert end_of_turn_ids(other) == {other.eos_token_id}
     with_template(other, "qwen2_5")
     assert ChatCodec(other, "Use the tools.", tool_schemas(Library())).format == "hermes"
 
 
-@pytest.mark.parametrize("name", WORKING)
+@pytest.mark.parametrize("name", FORMS)
 def test_a_training_template_is_taken_only_where_history_is_rewritten_and_that_is_said(tokenizer, name):
     other = templated(tokenizer, name)
     with warnings.catch_warnings(record=True) as said:
@@ -326,10 +322,6 @@ def test_a_training_template_is_taken_only_where_history_is_rewritten_and_that_i
     assert len(told) == template.training == (name in TRAINING)
     if template.training:
         assert template.text == (FOLDER / f"{name}_training.jinja").read_text(encoding="utf-8")
-    codec = quiet(ChatCodec, other, "", tool_schemas(Library()))
-    native = name.removesuffix("_training") in NATIVE
-    assert template.shows_tools == native and "look_up" in other.decode(codec.prompt_ids("Why?"))
-    assert codec.format == NATIVE.get(name.removesuffix("_training"), "hermes")
 
 
 def test_a_template_that_shows_no_tools_has_the_system_message_ask_for_hermes_form(tokenizer):
@@ -338,38 +330,11 @@ def test_a_template_that_shows_no_tools_has_the_system_message_ask_for_hermes_fo
     assert shown.count("Look a text up.") == 1 and "<tool_call>" in shown and codec.format == "hermes"
 
 
-@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "glm4moe"])
-@pytest.mark.parametrize("arguments", [None, {"enable_thinking": False}])
-def test_every_official_template_with_a_training_twin_takes_it(tokenizer, name, arguments):
-    other = with_template(with_template(templated(tokenizer, name), arguments=arguments), "training")
-    header = "{% set enable_thinking = false %}" if arguments else ""
-    assert other.chat_template == header + (FOLDER / f"{name}_training.jinja").read_text(encoding="utf-8")
-
-
-SAID = [
-    {"number": 3},
-    {"text": "New York", "number": -1, "deep": {"b": [1, 2.5], "a": "x"}},
-    {"text": "a, b: {c}"},
-    {},
-]
-
-
-def test_glms_call_is_written_and_read_as_the_template_has_it(tokenizer):
-    other = templated(tokenizer, "glm4moe")
-    schema = {"number": {"type": "integer"}, "text": {"type": "string"}, "deep": {"type": "object"}}
-    tool = {"type": "function", "function": {"name": "f", "description": "F.", "parameters": {
-        "type": "object", "properties": {n: s | {"description": "d"} for n, s in schema.items()}}}}  # fmt: skip
-    for arguments in SAID:
-        call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
-        messages = [
-            {"role": "user", "content": "Q"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-        ]
-        whole = other.apply_chat_template(messages, tokenize=False)
-        said = format_call("f", arguments, "glm", [tool])
-        found = parse_turn(whole.partition("Q")[2], "glm", [tool])
-        assert [c.arguments for c in found.calls] == [arguments] and not found.errors
-        assert said in whole
+def test_a_template_with_arguments_takes_its_training_twin(tokenizer):
+    other = with_template(templated(tokenizer, "qwen3"), arguments={"enable_thinking": False})
+    text = (FOLDER / "qwen3_training.jinja").read_text(encoding="utf-8")
+    expected = "{% set enable_thinking = false %}" + text
+    assert with_template(other, "training").chat_template == expected
 
 
 def test_the_end_of_a_turn_is_the_templates_and_the_tokenizers_ends_one_too(tokenizer):
@@ -392,25 +357,17 @@ def test_an_engine_stops_at_the_templates_end_whatever_the_tokenizers_is(tokeniz
 
     other, (model, _) = copy.deepcopy(tokenizer), load_agent("nano")
     other.eos_token = "<|endoftext|>"
-    found = [
-        rollout(
-            list(suite)[:4],
-            TransformersPolicy(model, one, deterministic=True),
-            environment=partial(CorpusEnvironment, corpus),
-        )
-        for one in (tokenizer, other)
-    ]
-    assert any(len(t.turns) > 1 for t in found[0])
-    for a, b in zip(*found, strict=True):
+    policies = (TransformersPolicy(model, one, deterministic=True) for one in (tokenizer, other))
+    environment = partial(CorpusEnvironment, corpus)
+    one, two = (rollout(list(suite)[:4], policy, environment=environment) for policy in policies)
+    assert any(len(t.turns) > 1 for t in one)
+    for a, b in zip(one, two, strict=True):
         assert (a.completion_ids, a.action_mask, a.old_logprobs) == (
             b.completion_ids,
             b.action_mask,
             b.old_logprobs,
         )
         assert a.answer == b.answer and a.stop_reason == b.stop_reason
-    made = TransformersPolicy(model, quiet(templated, tokenizer, "llama3_1"))
-    marks = ("<|eot_id|>", "<|eom_id|>", "<|endoftext|>")
-    assert made.ends == {made.tokenizer.convert_tokens_to_ids(mark) for mark in marks}
 
 
 def test_template_arguments_switch_thinking_off_in_every_frame(tokenizer):
@@ -424,9 +381,7 @@ def test_template_arguments_switch_thinking_off_in_every_frame(tokenizer):
             assert re.search(r"<think>\s*</think>\s*\Z", codec.decode(ids))
 
 
-@pytest.mark.parametrize(
-    "odd", ["enable_thinking", {"": False}, {"a b": 1}, {"a": "{{ x }}"}, {"a": "%}"}, {"a": ""}, {"a": None}]
-)
+@pytest.mark.parametrize("odd", ["enable_thinking", {"a b": 1}, {"a": "{{ x }}"}, {"a": None}])
 def test_arguments_that_cannot_be_read_are_an_error(odd):
     with pytest.raises(RecipeError, match="template_arguments.*enable_thinking: false"):
         Recipe.from_mapping({"template_arguments": odd})
@@ -455,15 +410,6 @@ def test_a_template_is_a_file_a_name_or_training(tokenizer, tmp_path):
     other.chat_template = None
     with pytest.raises(RecipeError, match="has no chat template: set chat_template to a file"):
         ChatCodec(other, "", [])
-
-
-def test_the_recipes_template_reaches_the_tokenizer():
-    from agentkit.policies.loading import load_agent
-
-    recipe = Recipe.from_mapping({"chat_template": "qwen3", "template_arguments": {"enable_thinking": False}})
-    _, loaded = load_agent(recipe.model, chat=recipe.chat)
-    assert loaded.chat_template.startswith("{% set enable_thinking = false %}{%- if tools %}")
-    assert quiet(template_of, loaded).training
 
 
 # ---- the table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 
@@ -12,11 +13,8 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
-    Gemma4TextConfig,
     GptOssConfig,
     GraniteConfig,
-    Qwen2Config,
-    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -27,13 +25,8 @@ from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import Task
 from agentkit.rollouts.policy import EngineError, Request
 
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "vocab_size": 97,
-}
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "vocab_size": 97}  # fmt: skip
 TASK = Task("t", "", "", "exact", "A")
 
 
@@ -70,13 +63,8 @@ def latent():
         "qk_nope_head_dim": 4,
         "v_head_dim": 4,
     }
-    experts = {
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "n_group": 1,
-        "topk_group": 1,
-        "moe_intermediate_size": 16,
-    }
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+               "moe_intermediate_size": 16}  # fmt: skip
     return tiny(
         DeepseekV3ForCausalLM, DeepseekV3Config, num_key_value_heads=4, head_dim=4, **ranks, **experts
     )
@@ -90,7 +78,7 @@ def common(one, other):
 
 
 @pytest.mark.parametrize("width", [1, 7])
-@pytest.mark.parametrize("make", [tiny, lambda: tiny(Qwen2ForCausalLM, Qwen2Config), forgetful, latent])
+@pytest.mark.parametrize("make", [tiny, forgetful, latent])
 def test_logits_over_slots_equal_a_plain_forward_whatever_is_copied(make, width):
     model, rng = make(), random.Random(2)
     cache, held = SlotCache(model), {}
@@ -161,7 +149,7 @@ def test_turns_of_trajectories_that_join_and_leave_carry_right_logprobs():
             assert len(sample.ids) == 9 or sample.ids[-1] == 5
 
 
-@pytest.mark.parametrize("max_batch", [1, 3, 64])
+@pytest.mark.parametrize("max_batch", [1, 3])
 def test_more_trajectories_than_slots_sample_the_same(max_batch):
     model = tiny()
     want = play(TransformersPolicy(model, EndsAt()), 10)
@@ -181,19 +169,16 @@ def test_deterministic_batches_do_not_depend_on_timing(max_batch):
         assert found == first  # log-probabilities to the last bit
 
 
-def test_an_engine_that_fails_tells_every_waiting_trajectory_and_works_again():
-    model = tiny()
-    policy, forward = TransformersPolicy(model, EndsAt()), model.forward
-
-    def broken(*args, **kwargs):
-        raise RuntimeError("out of memory")
-
-    model.forward = broken
-    with pytest.raises(RuntimeError, match="out of memory"):
+def test_numbers_that_are_not_finite_stop_the_rollout_and_leave_no_trace():
+    model = tiny().train()
+    policy, weight = TransformersPolicy(model, EndsAt()), model.model.embed_tokens.weight.data[20].clone()
+    model.model.embed_tokens.weight.data[20] = torch.nan
+    with pytest.raises(EngineError, match="not finite"):
         play(policy, 4)
-    model.forward = forward
-    want = play(TransformersPolicy(model, EndsAt()), 4, seed=1)
-    assert_same(play(policy, 4, seed=1), want)
+    model.model.embed_tokens.weight.data[20] = weight
+    assert_same(play(policy, 4), play(TransformersPolicy(model, EndsAt()), 4))
+    policy._thread.submit(lambda: None).result()
+    assert model.training, "it is left in its mode"
 
 
 def test_a_rollout_cancelled_in_mid_batch_leaves_nothing_to_the_next():
@@ -242,16 +227,6 @@ def test_memory_goes_with_the_last_trajectory_and_with_the_weights():
     assert abs(found.logprobs[0] - float(expected)) < 1e-5
 
 
-def test_numbers_that_are_not_finite_stop_the_rollout_and_leave_no_trace():
-    model = tiny()
-    policy, weight = (TransformersPolicy(model, EndsAt()), model.model.embed_tokens.weight.data[20].clone())
-    model.model.embed_tokens.weight.data[20] = torch.nan
-    with pytest.raises(EngineError, match="not finite"):
-        play(policy, 4)
-    model.model.embed_tokens.weight.data[20] = weight
-    assert_same(play(policy, 4), play(TransformersPolicy(model, EndsAt()), 4))
-
-
 def test_a_second_event_loop_joins_the_batch():
     policy = TransformersPolicy(tiny(), EndsAt())
     request = Request(TASK, 2, 0, [10, 20, 30], (0,), 4, 1.0)
@@ -263,15 +238,6 @@ def test_a_second_event_loop_joins_the_batch():
 
     other, first = asyncio.run(both())
     assert other.ids == first.ids[: len(other.ids)] and asyncio.run(policy.sample(request)).ids == other.ids
-
-
-def test_the_model_is_left_in_its_mode_and_alone_once_nothing_waits(monkeypatch):
-    policy = TransformersPolicy(tiny().train(), EndsAt())
-    play(policy, 6)
-    policy._thread.submit(lambda: None).result()
-    assert policy.model.training
-    monkeypatch.setattr(policy.model, "eval", lambda: pytest.fail("in the middle of an update"))
-    policy._thread.submit(policy._serve).result()
 
 
 def test_a_model_with_other_layers_is_refused_in_one_sentence():
@@ -301,15 +267,22 @@ def bounded(model, tokens, **options):
     return TransformersPolicy(model, EndsAt(), memory_share=share * (1 + 1e-9), **options)
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("tokens", [110, 300])
+@pytest.mark.parametrize(("tokens", "deterministic"), [(110, False), (300, True)])
 def test_a_bound_on_memory_leaves_fewer_slots_and_the_same_samples(tokens, deterministic):
     """Without a bound these 10 trajectories take some 10 x 50 tokens."""
     model = tiny()
     want, policy, seen = play(TransformersPolicy(model, EndsAt()), 10), bounded(model, tokens), []
     policy.deterministic = deterministic
-    reserve = policy._cache.reserve
-    policy._cache.reserve = lambda *asked: reserve(*asked) or seen.append(policy._cache.shape)
+    cache, forward = policy._cache, policy._cache.forward
+
+    def measured(*asked):
+        logits = forward(*asked)
+        taken = sum(store.nbytes for layer in cache.layers for store in (layer.keys, layer.values))
+        assert taken == math.prod(cache.shape) * token_bytes(model.config, model.dtype)
+        seen.append(cache.shape)
+        return logits
+
+    cache.forward = measured
     assert_same(play(policy, 10), want)
     assert max(slots * length for slots, length in seen) <= policy._cache.room == tokens
     assert min(slots for slots, _ in seen) < 10, "the longer they get, the fewer there are"
@@ -320,25 +293,6 @@ def test_one_trajectory_that_memory_does_not_hold_is_told_so():
         play(bounded(tiny(), 20), 3)
 
 
-def test_the_formula_is_what_the_store_takes():
-    model = tiny()
-    policy, seen = TransformersPolicy(model, EndsAt()), []
-    cache, forward = policy._cache, policy._cache.forward
-
-    def measured(*asked):
-        logits = forward(*asked)
-        seen.append(
-            (sum(s.nbytes for layer in cache.layers for s in (layer.keys, layer.values)), cache.shape)
-        )
-        return logits
-
-    cache.forward = measured  # the store is emptied by a thread, at any time after the last answer
-    play(policy, 6)
-    assert len({shape for _, shape in seen}) > 1
-    for taken, (slots, length) in seen:
-        assert taken == slots * length * token_bytes(model.config, model.dtype)
-
-
 def test_a_model_with_dropout_computes_in_training_what_it_computes_in_sampling():
     """Granite's attention drops a tenth of what it attends to, by a number and no module."""
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -346,13 +300,3 @@ def test_a_model_with_dropout_computes_in_training_what_it_computes_in_sampling(
     model, ids = AutoModelForCausalLM.from_config(small).train(), torch.arange(20)[None]
     assert not torch.equal(model(ids).logits, model(ids).logits)
     assert torch.equal(without_dropout(model)(ids).logits, model.eval()(ids).logits)
-
-
-def test_layers_may_have_heads_of_their_own():
-    """Gemma 4's full layers have wider ones, and its sliding ones more."""
-    kinds = ["sliding_attention", "full_attention"]
-    config = Gemma4TextConfig(num_hidden_layers=2, layer_types=kinds, num_key_value_heads=4, head_dim=8,
-                              num_global_key_value_heads=1, global_head_dim=16)  # fmt: skip
-    heads = [(layer.num_key_value_heads, layer.head_dim) for layer in config.per_layer_config]
-    assert len({size for _, size in heads}) == 2
-    assert token_bytes(config, torch.bfloat16) == 2 * sum(n * size for n, size in heads) * 2

@@ -16,7 +16,6 @@ import threading
 import time
 from functools import partial
 from importlib.util import find_spec
-from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -31,7 +30,6 @@ from agentkit.policies import sync_guard as guard
 from agentkit.policies.loading import load_agent, make_policy
 from agentkit.policies.serve import serve_command
 from agentkit.policies.server import ServerPolicy
-from agentkit.policies.threaded import ThreadedPolicy
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.policies.vllm import VllmPolicy, model_folder
 from agentkit.recipe import Recipe
@@ -203,14 +201,14 @@ def _check_ends(policy, agent, suite, corpus, end, eos):
 
 
 # ---- in this process
-# -------------------------------------------------------------------------------------------------
 def test_greedy_rollouts_are_those_of_transformers(engine, agent, suite, corpus):
     assert_same(play(engine, suite, corpus), play(TransformersPolicy(*agent), suite, corpus))
 
 
-def test_sampled_logprobs_are_the_trainers_at_the_temperature(engine, agent):
-    assert guard.sync(engine, agent[0], 0.7).largest < 1e-3
-    assert guard.sync(engine, agent[0], 1.3).largest < 1e-3
+def test_updates_reach_the_engine_and_logprobs_are_the_trainers_at_the_temperature(engine, agent):
+    for temperature in (0.7, 1.3):
+        move(agent[0], 0.03)
+        assert guard.sync(engine, agent[0], temperature).largest < 1e-3
 
 
 def test_a_request_samples_the_same_in_any_company(engine):
@@ -219,12 +217,6 @@ def test_a_request_samples_the_same_in_any_company(engine):
     assert len({tuple(sample.ids) for sample in asyncio.run(ask(engine, 16)())}) > 8, (
         "each request has a seed of its own"
     )
-
-
-def test_updates_reach_the_engine(engine, agent):
-    for size in (0.03, 0.06):
-        move(agent[0], size)
-        assert guard.sync(engine, agent[0], 1.0).largest < 1e-3
 
 
 def test_an_engine_that_was_given_gets_the_adapter_only_and_outlives_the_policy(engine, agent):
@@ -249,36 +241,6 @@ def test_an_adapter_that_did_not_arrive_is_caught(engine, agent, monkeypatch):
     monkeypatch.setattr(engine._engine, "add_lora", lambda adapter: setattr(engine, "_adapter", None))
     with pytest.raises(EngineError, match="other weights"):
         guard.sync(engine, agent[0], 1.0)
-
-
-@pytest.mark.parametrize("asleep", [True, False])
-def test_an_engine_that_sleeps_is_woken_before_it_ends(asleep, monkeypatch):
-    """Pools that are freed asleep leave the next engine of the process without memory."""
-    from vllm.distributed import parallel_state
-
-    monkeypatch.setattr(parallel_state, "cleanup_dist_env_and_memory", lambda: None)
-    called, policy = [], VllmPolicy.__new__(VllmPolicy)
-    policy._engine = SimpleNamespace(
-        wake_up=lambda: called.append("wakes"),
-        engine_core=SimpleNamespace(shutdown=lambda: called.append("ends")),
-    )
-    policy._asleep, policy._given, policy._owns_group = asleep, False, False
-    policy._stop()
-    assert called == ["wakes"] * asleep + ["ends"]
-
-
-def test_an_engine_that_cannot_wake_tells_whoever_waits():
-    def wake_up():
-        raise RuntimeError("CUDA out of memory")
-
-    policy = VllmPolicy.__new__(VllmPolicy)
-    ThreadedPolicy.__init__(policy)
-    policy._engine, policy._adapter, policy._running = SimpleNamespace(wake_up=wake_up), None, {}
-    policy._given = policy._asleep = True
-    policy._closing, policy._failure = False, ""
-    for _ in range(2):
-        with pytest.raises(EngineError, match="vLLM could not wake: RuntimeError: CUDA out of memory"):
-            asyncio.run(asyncio.wait_for(policy.sample(Request(SEED_TASK, 0, 0, [1], (0,), 4, 1.0)), 60))
 
 
 def test_the_engine_sleeps_where_its_build_can_and_wakes_for_requests_and_weights(engine, agent, monkeypatch):
@@ -371,18 +333,9 @@ def test_an_engine_that_dies_in_mid_batch_ends_the_rollout_with_one_message(engi
 
 def test_training_on_vllm_writes_what_the_sync_found(suite, tmp_path):
     """After the last test its engine starts while that one's ends, whose process group it must not share."""
-    values = {
-        "steps": 2,
-        "prompts_per_step": 2,
-        "group_size": 2,
-        "micro_batch": 4,
-        "val_every": 2,
-        "val_tasks": 2,
-        "lora_r": 4,
-    }
-    recipe = Recipe.from_mapping(
-        values | {"engine": "vllm", "learning_rate": 0.02, "max_turns": 3, "max_turn_tokens": 32}
-    )
+    values = {"steps": 2, "prompts_per_step": 2, "group_size": 2, "micro_batch": 4, "val_every": 2, "val_tasks": 2,
+              "lora_r": 4, "engine": "vllm", "learning_rate": 0.02, "max_turns": 3, "max_turn_tokens": 32}  # fmt: skip
+    recipe = Recipe.from_mapping(values)
     tasks = suite.split("train"), suite.split("validation")
     trainer = GRPO(Lab.open(recipe), *load_agent("nano"), *tasks, Run.create(tmp_path / "run"))
     trainer.train()
@@ -416,7 +369,6 @@ def test_an_engine_that_ends_leaves_the_processes_of_a_job_together(tmp_path):
 
 
 # ---- servers
-# ---------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def still():
     """As ``agent``, but no test moves its adapter, so rounding stays small."""

@@ -5,7 +5,6 @@ Leaves out what Unsloth loads (unsloth.py) and servers that run elsewhere (serve
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +30,6 @@ from agentkit.runs.files import model_path
 from agentkit.runs.run import ADAPTER
 
 _MISTRALS = ("mistral", "mistral3", "ministral", "pixtral", "voxtral")  # some split text wrongly unless told
-FOLD = (  # what to do with a LoRA adapter that is named as a model
-    "a model is wanted: fold it in first, in float32, as half precision may round it away: PeftModel."
-    "from_pretrained(base, adapter).merge_and_unload().save_pretrained(folder), with the tokenizer beside it"
-)
 PROMPT_ROOM = 8192  # tokens that vLLM keeps room for, before a trajectory's own
 
 
@@ -114,63 +109,47 @@ def load_tokenizer(model: str, chat: tuple[str, Mapping[str, Any]] = ("", {})) -
 
 def pretrained(kind: Any, model: str, **options: Any) -> Any:
     path = Path(model_path(model))
-    holds = {name for name in ("adapter_config.json", "config.json") if (path / name).is_file()}
-    if holds == {"adapter_config.json"} and kind is not AutoTokenizer:
-        # transformers may load it, base and all, with the adapter in the layers
-        raise FileNotFoundError(f"{model} is a LoRA adapter, and {FOLD}")
+    is_adapter = (path / "adapter_config.json").is_file() and not (path / "config.json").is_file()
+    if is_adapter and kind is not AutoTokenizer:  # transformers may load it with the adapter in the layers
+        raise FileNotFoundError(
+            f"{model} is a LoRA adapter, and a model is wanted: fold it into its base in float32 first, with "
+            "PEFT's merge_and_unload, and save both, with the tokenizer, in one folder"
+        )
     try:
         return kind.from_pretrained(model_path(model), **options)
     except (OSError, ValueError, SafetensorError) as error:
-        why, parent = told(error), path.parent
-        if not path.exists() and parent.name and parent.is_dir():
-            why = f"no such folder in {parent} (the first lines of a recipe say how its model is made)"
         raise FileNotFoundError(
-            f"cannot load the model {model!r}: {why}. Use 'nano', a folder or a hub name."
+            f"cannot load the model {model!r}: {told(error)}. Use 'nano', a folder (the first lines of a "
+            "recipe say how its model is made) or a hub name."
         ) from None
 
 
 def told(error: Exception) -> str:
-    """What the hub's library says in as many whole lines as fit, or words of its first line."""
-    lines = str(error).strip().split("\n")
-    fit = [text for text in accumulate(lines, "{} {}".format) if len(text) <= 200]
-    return (fit[-1] if fit else textwrap.shorten(lines[0], 200, placeholder=" …")).rstrip(".")
-
-
-def described(recipe: Recipe) -> str:
-    """A recipe's model in a line, from its configuration: no weight is loaded."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(pretrained(AutoConfig, recipe.model))
-    tokens = len(load_tokenizer(recipe.model, recipe.chat))
-    return f"{recipe.model}: {model.num_parameters():,} parameters, {tokens:,} tokens"
+    """What the hub's library says, in a line."""
+    return textwrap.shorten(str(error), 200, placeholder=" …").rstrip(".")
 
 
 def agent_of(run: Run, recipe: Recipe, name: str) -> tuple[Any, Any]:
     """The model behind a policy of a run and its tokenizer: "base", "sft", "grpo" or a control. Raises as
     ``load_agent``.
     """
-    cold_start, trained = _adapters(run, recipe, name)
+    cold_start, trained = adapters_of(run, recipe, name)
     run.warn_if_changed(ADAPTER)
     apart = recipe.engine == "server"  # which takes an adapter and no weights
     return load_agent(recipe.model, cold_start, trained, recipe.precision, recipe.chat, recipe.shard, apart)
 
 
-def check_agents(run: Run, recipe: Recipe, names: Iterable[str]) -> None:
-    """Raises RunError where the run lacks an adapter of one of these policies; loads nothing."""
-    for name in names:
-        cold_start, trained = _adapters(run, recipe, name)
-        for folder in [*cold_start, *([trained] if trained else [])]:
-            if not (folder / "adapter_config.json").is_file():
-                raise RunError(
-                    f"the run has no policy {name[:60]!r}: {folder} holds no adapter. Name base, sft, grpo "
-                    "or a control that was trained"
-                )
-
-
-def _adapters(run: Run, recipe: Recipe, name: str) -> tuple[list[Path], Path | None]:
+def adapters_of(run: Run, recipe: Recipe, name: str) -> tuple[list[Path], Path | None]:
+    """Folders of the adapters under a policy of a run, and of its own. Raises RunError where one lacks."""
     cold_start = [run.file("sft")] if recipe.sft and name != "base" else []
-    if name in ("base", "sft"):
-        return cold_start, None
-    return cold_start, run.file("adapter" if name == "grpo" else name)
+    own = None if name in ("base", "sft") else run.file("adapter" if name == "grpo" else name)
+    for folder in [*cold_start, *([own] if own else [])]:
+        if not (folder / "adapter_config.json").is_file():
+            raise RunError(
+                f"the run has no policy {name[:60]!r}: {folder} holds no adapter. Name base, sft, grpo or a "
+                "control that was trained"
+            )
+    return cold_start, own
 
 
 def with_adapter(model: Any, folder: Path) -> Any:

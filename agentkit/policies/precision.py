@@ -1,6 +1,6 @@
 """Half precision: which data type a recipe means, and how much of an adapter survives in it.
 
-Leaves out: where operations run in which type, which is autocast's (training/trainers.py switches it on).
+Leaves out where operations run in which type, which is autocast's.
 """
 
 import torch
@@ -15,6 +15,11 @@ def precision_of(name: str) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if torch.cuda.is_available() else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def checkpoints(dtype: torch.dtype) -> bool:
+    """Whether training computes activations again in the backward pass, to save memory."""
+    return dtype != torch.float32 or torch.cuda.is_available()
 
 
 @torch.no_grad()

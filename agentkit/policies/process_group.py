@@ -5,7 +5,6 @@ than the recipe's trajectories may take. Rollouts are spread task by task. Leave
 (training.launch) and gradients (accelerate).
 """
 
-import pickle
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import islice
@@ -16,7 +15,7 @@ from accelerate import PartialState
 from torch import distributed
 
 from agentkit.recipe import Recipe
-from agentkit.records import Task, Trajectory
+from agentkit.records import AgentkitError, Task, Trajectory
 from agentkit.runs.topology import patience
 
 T = TypeVar("T")
@@ -61,28 +60,20 @@ def _parts(items: list[T]) -> list[list[T]]:
 
 def on_main_process(work: Callable[[], T]) -> T:
     """Do something in the first process only; all get its result, or the error it raised."""
+    if world() == 1:
+        return work()
     result, error = None, None
-    if rank() == 0:
-        try:
-            result = work()
-        except Exception as raised:
-            error = _sendable(raised)
-    if world() > 1:
-        shared = [result, error]
-        distributed.broadcast_object_list(shared, 0, group=_objects[0])
-        result, error = shared
-    if error is not None:
-        raise error
-    return result
-
-
-def _sendable(error: Exception) -> Exception:
-    """The error, or one that says the same where no other process could make it: some want keywords."""
     try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+        result = work() if rank() == 0 else None
+    except AgentkitError as raised:
+        error = raised
+    except Exception as raised:  # some kinds can only be made with keywords
+        error = RuntimeError(f"{type(raised).__name__}: {raised}")
+    shared = [result, error]
+    distributed.broadcast_object_list(shared, 0, group=_objects[0])
+    if shared[1] is not None:
+        raise shared[1]
+    return shared[0]
 
 
 def in_turn(work: Callable[[], T]) -> T:

@@ -21,7 +21,6 @@ from agentkit.policies.vllm import CPU_ENVIRONMENT, lora_rank, missing
 from agentkit.rollouts.policy import EngineError
 from agentkit.runs import project_root
 from agentkit.runs.files import model_path
-from agentkit.runs.topology import CARDS
 
 CPU_SERVER = CPU_ENVIRONMENT | {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # less memory than with two processes
@@ -37,7 +36,7 @@ def served(port: int) -> Path:
 
 def serve_command(
     model: str, folder: Path, *, merge: Sequence[str | Path] = (), host: str = "127.0.0.1", port: int = 8000,
-    max_lora_rank: int = 0, max_length: int | None = None, memory_share: float = 0.9, gpu: int | None = None,
+    max_lora_rank: int = 0, max_length: int | None = None, memory_share: float = 0.9,
     precision: str = "auto", tensor_parallel: int = 1,
 ) -> tuple[list[str], dict[str, str]]:  # fmt: skip
     """Command line and environment of a server; the arguments are those of ``agentkit serve``.
@@ -46,13 +45,6 @@ def serve_command(
     """
     if importlib.util.find_spec("vllm") is None:
         raise EngineError(missing())
-    if gpu is not None and tensor_parallel > 1:
-        raise EngineError(
-            f"--gpu takes one card, and --tensor-parallel {tensor_parallel} needs as many: leave --gpu out "
-            f"and name them in {CARDS}"
-        )
-    if gpu is not None:
-        take_card(gpu)
     cpu = not torch.cuda.is_available()
     source, dtype, longest = _servable(model, folder, merge, precision)
     options = FIXED | {
@@ -91,12 +83,3 @@ def _servable(model: str, folder: Path, merge: Sequence[str | Path], precision: 
         load_tokenizer(model).save_pretrained(folder)
         source = str(folder)
     return source, str(dtype).removeprefix("torch."), longest
-
-
-def take_card(gpu: int) -> None:
-    """Show this process, and the server it becomes, one of its GPUs only. Raises EngineError."""
-    shown = os.environ.get(CARDS, "")
-    os.environ[CARDS] = dict(enumerate(shown.split(","))).get(gpu, "") if shown else str(gpu)
-    if not torch.cuda.is_available():
-        among = f" among {CARDS}={shown}" if shown else ""
-        raise EngineError(f"there is no GPU {gpu}{among}: nvidia-smi lists them; on a CPU leave --gpu out")

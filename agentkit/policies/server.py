@@ -15,10 +15,11 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from peft import PeftModel
@@ -35,6 +36,7 @@ IDLE_S = 1.0  # that a connection is kept: uvicorn closes one after 5 s, perhaps
 RETRY_S = 60.0  # that a call is tried again, before the run stops
 PAUSE_S = 1.0  # between two tries of one call
 _COMPLETIONS = "/v1/completions"
+T = TypeVar("T")
 
 
 class _ReplicaError(Exception):
@@ -139,14 +141,10 @@ class ServerPolicy(Policy):
         for replica in self._replicas:
             try:
                 replica.model = (await self._served(replica))[0]
-            except (_ReplicaError, EngineError) as error:
+            except (_ReplicaError, EngineError, ValueError, LookupError, TypeError) as error:
                 raise EngineError(
-                    f"the server {replica.url} in server_urls: {error}. Start it (agentkit serve)"
-                ) from None
-            except (ValueError, LookupError, TypeError):
-                raise EngineError(
-                    f"the server {replica.url} in server_urls does not say which model it serves, as an "
-                    "OpenAI-compatible server does at /v1/models. Start it (agentkit serve)"
+                    f"the server {replica.url} in server_urls does not say which model it serves ({error}). "
+                    "Start it (agentkit serve)"
                 ) from None
         self.max_length = min((r.reads for r in self._replicas if r.reads), default=None)
         served = sorted({replica.model for replica in self._replicas})
@@ -184,19 +182,27 @@ class ServerPolicy(Policy):
         return reply
 
     async def _sample(self, request: Request) -> Sample:
+        return await self._persist(
+            lambda: self._choose(request.trajectory), lambda replica: self._turn(replica, request)
+        )
+
+    async def _persist(
+        self, choose: Callable[[], _Replica], work: Callable[[_Replica], Coroutine[Any, Any, T]]
+    ) -> T:
+        """What ``work`` gives with a replica, tried again for a minute where that one fails."""
         until = time.monotonic() + RETRY_S
         while True:
-            replica = self._choose(request.trajectory)
+            replica = choose()
             replica.running += 1
             try:
-                sample = await self._turn(replica, request)
+                result = await work(replica)
                 replica.why = ""
-                return sample
+                return result
             except _ReplicaError as error:
                 self._failed(replica, error, until)
             finally:
                 replica.running -= 1
-            await asyncio.sleep(PAUSE_S if all(other.why for other in self._replicas) else 0)
+            await asyncio.sleep(PAUSE_S if choose().why else 0)
 
     def _choose(self, trajectory: int) -> _Replica:
         last = self._last.get(trajectory)
@@ -242,15 +248,7 @@ class ServerPolicy(Policy):
 
     async def _to_all(self, folder: Path) -> None:
         async def deliver(replica: _Replica) -> None:
-            until = time.monotonic() + RETRY_S
-            while True:
-                try:
-                    await self._load(replica, folder)
-                    replica.why = ""
-                    return
-                except _ReplicaError as error:
-                    self._failed(replica, error, until)
-                await asyncio.sleep(PAUSE_S)
+            await self._persist(lambda: replica, partial(self._load, folder=folder))
 
         await asyncio.gather(*map(deliver, self._replicas))
 
@@ -273,27 +271,20 @@ def _sample(reply: httpx.Response, request: Request, url: str) -> Sample:
     """The turn in a server's reply, checked: what a server says is not trusted to be whole."""
     try:
         choice = reply.json()["choices"][0]
-        reason, ids, logprobs = (
-            choice["finish_reason"],
-            choice["token_ids"],
-            choice["logprobs"]["token_logprobs"],
+        reason, ids = choice["finish_reason"], choice["token_ids"]
+        logprobs = choice["logprobs"]["token_logprobs"]
+        sound = (
+            len(ids) == len(logprobs) <= request.max_new_tokens
+            and all(type(i) is int for i in ids)
+            and all(type(x) is float and math.isfinite(x) for x in logprobs)
         )
     except (ValueError, KeyError, IndexError, TypeError):
-        raise EngineError(
-            f"{url} returned no token ids with log-probabilities: it must be vLLM "
-            "0.32 or newer, as agentkit serve starts it"
-        ) from None
-    if reason not in ("stop", "length"):  # abort: the server is shutting down
-        raise _ReplicaError(f"it ended a request for the reason {reason!r}")
-    sound = (
-        isinstance(ids, list)
-        and isinstance(logprobs, list)
-        and len(ids) == len(logprobs) <= request.max_new_tokens
-        and all(type(i) is int for i in ids)
-        and all(type(x) is float and math.isfinite(x) for x in logprobs)
-    )
+        sound = False
     if not sound:
         raise EngineError(
-            f"{url} returned {str(ids)[:80]} with log-probabilities {str(logprobs)[:80]}: not one a token"
+            f"{url} returned no token ids with one log-probability each ({reply.text[:160]}): it must be "
+            "vLLM 0.32 or newer, as agentkit serve starts it"
         )
+    if reason not in ("stop", "length"):  # abort: the server is shutting down
+        raise _ReplicaError(f"it ended a request for the reason {reason!r}")
     return Sample(ids, logprobs)

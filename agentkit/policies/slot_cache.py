@@ -33,18 +33,11 @@ def memory_of(device: torch.device) -> int:
 
 
 def token_bytes(config: Any, dtype: torch.dtype) -> int:
-    """Bytes that the keys and values of one token take in all layers that keep them.
-
-    Linear attention, convolutions and the like keep a state that does not grow with the tokens.
-    """
+    """Bytes that the keys and values of one token take, if all layers keep them."""
     text = config.get_text_config()
-    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
-    numbers = 0
-    for kind, layer in zip(kinds, text.per_layer_config, strict=False):  # in Gemma 4 their heads differ
-        if ("attention" in kind and "linear" not in kind) or kind == "hybrid":
-            size = getattr(layer, "head_dim", None) or text.hidden_size // text.num_attention_heads
-            numbers += size * (getattr(layer, "num_key_value_heads", None) or text.num_attention_heads)
-    return 2 * numbers * dtype.itemsize
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    return 2 * text.num_hidden_layers * heads * size * dtype.itemsize
 
 
 def unkept(config: Any) -> str | None:
@@ -203,10 +196,7 @@ class _SlotLayer(CacheLayerMixin):
     shape = 0, 0
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        slots, length = self.shape
-        self.keys, self.values = (
-            x.new_zeros(slots, x.shape[1], length, x.shape[3]) for x in (key_states, value_states)
-        )
+        self.keys, self.values = (_resized(x[:0], *self.shape) for x in (key_states, value_states))
         self.is_initialized = True
 
     def resize(self, slots: int, length: int) -> None:

@@ -121,20 +121,14 @@ def probe_prompts(tokenizer: Any) -> list[list[int]]:
     return [ids[start : start + PROBE_LENGTH] for start in range(PROBES)]
 
 
-def sync(
-    policy: Policy, model: Any, temperature: float, limit: float = 0.0, noise: float | None = None
-) -> Gap | None:
+def sync(policy: Policy, model: Any, temperature: float, noise: float | None = None) -> Gap | None:
     """Hand the model's weights to the policy's engine and compare what both say of a few sampled tokens.
 
     The same probes each time, so that an engine which kept keys and values of the old weights is found out.
     A model with an adapter is also asked without it: half precision rounds by more than a small adapter does,
-    so that a difference alone would not tell whether the engine has it. ``limit`` is that of ``Gap.problem``,
-    ``noise`` that of ``gap``, by the data type where it is not known. Returns None where the policy samples
-    with the very model that is trained.
-
-    Raises:
-        EngineError: the engine serves something else, or its log-probabilities are not finite.
-        EngineError: the engine could not take the weights.
+    so that a difference alone would not tell whether the engine has it. ``noise`` is that of ``gap``, by the
+    data type where it is not known. Returns None where the policy samples with the very model that is
+    trained. Raises EngineError where the engine serves something else.
     """
     if policy.shares_weights:
         return None
@@ -151,7 +145,7 @@ def sync(
         with model.disable_adapter():
             off = scored()
     result = gap([sample.logprobs for sample in samples], scored(), off, noise or NOISE[model.dtype])
-    if why := result.problem(model.dtype, limit):
+    if why := result.problem(model.dtype):
         raise EngineError(
             f"after the weights were handed over, {why}: the engine serves other weights, keeps a stale "
             "prefix cache, or gives log-probabilities of another kind (start servers with agentkit serve). "

@@ -30,6 +30,10 @@ LOOP_ROUNDS, LOOP_WAIT_S = 4, 5.0  # of an event loop, before a batch is called 
 GATHER_S = 0.004  # how long an idle engine waits for more requests
 JOIN_SHARE, JOIN_STEPS = 4, 8  # requests join when they are a quarter of the batch, or have waited 8 tokens
 PREFILL_TOKENS = 8192  # in one forward pass
+TOO_LONG = (
+    "keys and values of a trajectory of {} tokens do not fit: engine_memory leaves room for {}. Raise it, "
+    "lower max_tokens, or use engine: vllm"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -97,12 +101,11 @@ class TransformersPolicy(ThreadedPolicy):
         """Forget what was computed with the old weights."""
         self.close()
 
-    def sleep(self) -> None:
-        self.close()
-
     def close(self) -> None:
         """Give back all keys and values; the policy could sample again."""
         self._between_batches(self._clear)
+
+    sleep = close
 
     # ---- in the engine's thread
     def _clear(self) -> None:
@@ -194,7 +197,7 @@ class TransformersPolicy(ThreadedPolicy):
             asked = len(request.ids) + request.max_new_tokens
             slots = self._cache.slots_for(max(longest, asked))
             if not self._cache.slots_for(asked):
-                settle(future, EngineError(self._too_long(asked)))
+                settle(future, EngineError(TOO_LONG.format(asked, self._cache.room)))
             elif len(decoding) + len(taken) < slots and max(decoding, default=0) < slots:
                 taken.append((request, future))
                 longest = max(longest, asked)
@@ -207,12 +210,6 @@ class TransformersPolicy(ThreadedPolicy):
             self._limit = self._cache.slots_for(longest)
             del self._slots[self._limit :]
         return taken
-
-    def _too_long(self, tokens: int) -> str:
-        return (
-            f"keys and values of a trajectory of {tokens} tokens do not fit: engine_memory leaves room for "
-            f"{self._cache.room}. Raise it, lower max_tokens, or use engine: vllm"
-        )
 
     def _join(self, entries: Sequence[tuple[Request, Future[Sample]]]) -> None:
         """Compute what is new in each request and draw each turn's first token."""

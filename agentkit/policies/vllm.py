@@ -331,14 +331,13 @@ def model_folder(config: Any) -> Iterator[Path]:
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """Put back what starting vLLM sets: random states, torch's number of threads and LD_PRELOAD."""
-    state, numbers, draws = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    numbers, draws = np.random.get_state(), random.getstate()
     preload, set_num_threads = os.environ.get("LD_PRELOAD"), torch.set_num_threads
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")  # about vLLM's own inside
             yield
     finally:
-        torch.set_rng_state(state)
         np.random.set_state(numbers)
         random.setstate(draws)
         torch.set_num_threads = set_num_threads

@@ -12,7 +12,7 @@ from typing import Any
 
 from agentkit.evaluation import Comparison, compare
 from agentkit.lab import Lab
-from agentkit.policies.loading import agent_of, check_agents, make_policy
+from agentkit.policies.loading import adapters_of, agent_of, make_policy
 from agentkit.policies.process_group import on_main_process, world
 from agentkit.records import DataError
 from agentkit.rollouts import rollout
@@ -90,7 +90,8 @@ def gaia(
         source: a folder with GAIA's files, or hub.
         policies: names of policies of the run, the baseline first.
     """
-    check_agents(run, lab.recipe, policies)
+    for name in policies:
+        adapters_of(run, lab.recipe, name)  # before hours are spent on the first
     if source != "hub" and not Path(source).exists():
         raise DataError(f"{source} does not exist: name the folder with GAIA's files, or hub")
     tasks = load(HUB if source == "hub" else source, levels=levels, limit=limit)

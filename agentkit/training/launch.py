@@ -17,7 +17,6 @@ import sys
 import time
 import traceback
 import uuid
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,10 +48,6 @@ main()
 OnMetrics = Callable[[dict[str, Any]], None]
 
 
-def _ignore(row: dict[str, Any]) -> None:
-    pass
-
-
 class Work:
     """Jobs of one recipe in one run; ``topology`` says who does them, and why.
 
@@ -68,20 +63,11 @@ class Work:
         return str(self.topology)
 
     @property
-    def devices(self) -> int:
-        """GPUs, or processes on a CPU, whose time is spent."""
-        return self.topology.workers
-
-    def discard(self, name: str) -> None:
-        """Remove a policy's measurement, which was made with another recipe."""
-        self.run.remove(f"eval/{name}.parquet")
-
-    @property
     def record(self) -> dict[str, Any]:
         """What the manifest keeps of who did what, and of what measuring and each control took."""
         return {
             "topology": str(self.topology),
-            "devices": self.devices,
+            "devices": self.topology.workers,  # whose time is spent
             "precision": str(precision_of(self.lab.recipe.precision)).removeprefix("torch."),
         } | self._done
 
@@ -92,12 +78,10 @@ class Work:
 
     def cold_start(self, demonstrations: Sequence[Trajectory]) -> list[dict[str, Any]]:
         """Fine-tune the agent on demonstrations: the run's sft/ holds the adapter; the log, a row a step."""
-        file = self.run.file(DEMONSTRATIONS)
-        write_trajectories(file, demonstrations)
-        try:
-            return self.do(f"{JOBS}:cold_start", processes=self._imitating)["log"]
-        finally:
-            file.unlink()
+        write_trajectories(self.run.file(DEMONSTRATIONS), demonstrations)
+        log = self.do(f"{JOBS}:cold_start", processes=self._imitating)["log"]
+        self.run.remove(DEMONSTRATIONS)
+        return log
 
     @property
     def _imitating(self) -> int:
@@ -126,23 +110,22 @@ class Work:
         self._done.setdefault("controls", {})[name] = took
         return figures
 
-    def train(self, on_metrics: OnMetrics = _ignore) -> dict[str, Any]:
+    def train(self, on_metrics: OnMetrics = lambda row: None) -> dict[str, Any]:
         """GRPO; what the trainer returns. Interrupting it stops after the step, with a checkpoint."""
         return self.do(f"{JOBS}:train", on_metrics, processes=self.topology.processes)
 
     def do(
-        self, job: str, tell: OnMetrics = _ignore, *, processes: int | None = None, **arguments: Any
+        self, job: str, tell: OnMetrics = lambda row: None, *, processes: int | None = None, **arguments: Any
     ) -> dict[str, Any]:
         """Call a job, "module:function", with the lab and the run, here or in ``processes``."""
+        _collect()  # a trained model is a cycle, and would stay beside the one that is loaded now
         if self.topology.kind == "here":
-            _collect()  # a trained model is a cycle, and would stay beside the one that is loaded now
             try:
                 return function_of(job)(self.lab, self.run, tell, **arguments)
             except BaseException as error:
                 _empty(error)
                 raise
         self.lab.check_for_children()
-        _let_go()
         recipe, number = settled(self.lab.recipe, self.topology), processes or self.topology.workers
         children = _Children(self.run, {"recipe": recipe, "job": job, "arguments": arguments})
         return children.result(number, self.topology.cards[:number], tell)
@@ -150,32 +133,17 @@ class Work:
 
 def _empty(error: BaseException | None) -> None:
     """Let go of what an error's frames hold where there is a GPU: IPython keeps the last error."""
-    seen = set()  # a chain may be a ring
-    while error is not None and id(error) not in seen and torch.cuda.is_initialized():
-        seen.add(id(error))
+    while error is not None and torch.cuda.is_initialized():
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 
 
 def _collect() -> None:
-    """Give the memory of GPUs back that nothing holds."""
+    """Give the memory of GPUs back that nothing holds, also to child processes."""
     if torch.cuda.is_initialized():
         gc.collect()
         torch._C._cuda_clearCublasWorkspaces()  # which the allocator counts, some 32 MB a card
         torch.cuda.empty_cache()
-
-
-def _let_go() -> None:
-    """``_collect``, for children that need the memory; warns of what a cell still holds."""
-    if not torch.cuda.is_initialized():
-        return
-    _collect()
-    if held := sum(torch.cuda.memory_allocated(i) for i in range(torch.cuda.device_count())):
-        warnings.warn(
-            f"this notebook holds {held / 1e9:.1f} GB of GPU memory, which the training processes lack: "
-            "delete what a cell has loaded, or restart the kernel",
-            stacklevel=3,
-        )
 
 
 class _Children:
@@ -209,17 +177,20 @@ class _Children:
             self._job.unlink(missing_ok=True)
 
     def _start(self, number: int, cards: Sequence[str]) -> subprocess.Popen:
-        options = f"--standalone --local-addr=localhost --nproc_per_node={number}"
-        options += " --virtual-local-rank" * bool(cards)
-        words = [*options.split(), "-m", "agentkit.training.worker", self._run.path.resolve(), self._job]
-        threads = {"OMP_NUM_THREADS": str(max(cores() // number, 1))}
-        paths = os.pathsep.join(filter(None, sys.path))
-        own = {TOKEN: self._token, PARENT: str(os.getpid()), "PYTHONPATH": paths}
-        environ = threads | os.environ | own
-        environ |= {CARDS: ",".join(cards)} if cards else {}
+        own = {
+            TOKEN: self._token,
+            PARENT: str(os.getpid()),
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
+        environ = {"OMP_NUM_THREADS": str(max(cores() // number, 1))} | os.environ | own
+        words = ["--standalone", "--local-addr=localhost", f"--nproc_per_node={number}"]
+        if cards:
+            words.append("--virtual-local-rank")
+            environ[CARDS] = ",".join(cards)
+        words += ["-m", "agentkit.training.worker", str(self._run.path.resolve()), str(self._job)]
         with write_bytes(self._run.file(LOG), b"").open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-c", TORCHRUN, *map(str, words)],
+                [sys.executable, "-c", TORCHRUN, *words],
                 env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
 
@@ -229,12 +200,8 @@ class _Children:
         while child.poll() is None:
             time.sleep(LOOK_S)
             if self._name == "train" and file.exists():
-                _, *rows, _ = [
-                    "",
-                    "",
-                    *file.read_text(encoding="utf-8").split("\n"),
-                ]  # the last is half written
-                if rows[-1] != told:
+                rows = file.read_text(encoding="utf-8").split("\n")[:-1]  # the last is half written
+                if rows and rows[-1] != told:
                     told = rows[-1]
                     tell(json.loads(told))
 
@@ -256,8 +223,7 @@ class _Children:
         file.unlink(missing_ok=True)
 
     def _failure(self, child: subprocess.Popen) -> str:
-        log = self._run.file(LOG).read_text(encoding="utf-8", errors="replace")
-        why = death(child.returncode, log) or last_error(log)
+        why = reason(child.returncode, self._run.file(LOG).read_text(encoding="utf-8", errors="replace"))
         if self._name != "train":
             return why
         kept = checkpoint_folders.steps(self._run.file("train", "checkpoints"))
@@ -265,19 +231,16 @@ class _Children:
         return f"{why}. {after}"
 
 
-def death(code: int | None, log: str) -> str:
-    """Which process was ended by which signal, from torchrun's exit status and what it wrote; or ""."""
-    if code and code < 0:
+def reason(code: int, log: str) -> str:
+    """Why processes ended, from torchrun's exit status and what was written: which one was ended by which
+    signal, or the last error, or the end of what was written.
+    """
+    if code < 0:
         return f"torchrun, which watches the processes, was ended by {signal.Signals(-code).name}"
-    for number, rank in re.findall(r"failed \(exitcode: -(\d+)\) local_rank: (\d+)", log):
+    # by SIGTERM torchrun ends the others
+    for number, rank in re.findall(r"failed \(exitcode: -(?!15\))(\d+)\) local_rank: (\d+)", log):
         name = signal.Signals(int(number)).name
-        if name != "SIGTERM":  # by which torchrun ends the others
-            return f"process {rank} was ended by {name}, by hand or because memory ran out"
-    return ""
-
-
-def last_error(log: str) -> str:
-    """The last error that a process wrote, or the end of what was written."""
+        return f"process {rank} was ended by {name}, by hand or because memory ran out"
     lines = log.splitlines()
     errors = [s.strip() for s in lines if re.match(r"(\[rank\d+\]: *)?[\w.]*(Error|Stopped): \S", s)]
     first = [error for error in errors if "closed by peer" not in error]  # as the others then say

@@ -27,6 +27,7 @@ from agentkit.diagnostics import Watch
 from agentkit.evaluation import summarize
 from agentkit.policies.engine_weights import bare
 from agentkit.policies.loading import make_policy
+from agentkit.policies.precision import checkpoints
 from agentkit.policies.process_group import gathered, join, on_main_process, rank, spread, world
 from agentkit.policies.shards import sharded
 from agentkit.policies.sync_guard import sync
@@ -46,7 +47,6 @@ from agentkit.training.prefix import PLAIN_ROWS, scorer
 from agentkit.training.processes import check_same, share_gradients, summed
 from agentkit.training.saves import Saves
 from agentkit.training.selection import Selected, batches, fresh_tasks, select, spread_over
-from agentkit.training.trainers import checkpoints
 
 if TYPE_CHECKING:
     from agentkit.lab import Lab

@@ -2,7 +2,8 @@
 
 The model's own code runs on tensors that have shapes and no content, with LoRA, autocast and checkpointing
 as in training, and what is alive is counted: whatever can be traced is planned for, with no formula to
-follow it. Leaves out what kernels need for themselves, and what an allocator loses between blocks (MARGIN).
+follow it. Leaves out what kernels need for themselves, what an allocator loses between blocks (MARGIN), and
+reading prompts in rollouts, which takes less than an update.
 """
 
 import copy
@@ -22,16 +23,15 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig,
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from agentkit.policies.loading import told
+from agentkit.policies.precision import checkpoints
 from agentkit.policies.shards import layers_of
 from agentkit.policies.slot_cache import GROWTH, token_bytes, unkept
-from agentkit.policies.transformers import PREFILL_TOKENS
 from agentkit.policies.vllm import can_sleep
 from agentkit.recipe import Recipe
 from agentkit.records import RecipeError
 from agentkit.runs.files import model_path
 from agentkit.training.adapters import lora
 from agentkit.training.prefix import chunked_logprobs
-from agentkit.training.trainers import checkpoints
 
 PROMPT = 1024  # tokens of system prompt, tools and question
 SIZES = (24, 48, 80, 141)  # GB of GPUs
@@ -82,13 +82,11 @@ class MemoryPlan:
     weights: float  # of the trained model, without what other processes hold of it
     update_fixed: float  # of an update: weights, adapter, optimiser
     update_row: float  # and of each trajectory of a micro-batch
-    rollouts: float  # weights and reading prompts; 0 where an engine brings its own share
+    micro_batch: int  # trajectories in one
     engine_share: float  # of the GPU, that an engine takes, or keys and values of engine transformers at most
-    micro_batch: int  # trajectories in one, or as many as its tokens can hold
-    kept: float = 0.0  # keys and values of all trajectories that are sampled together
-    sleeps: bool = False  # the engine gives its share back during the update
-    cached: float = 0.0  # keys and values of one trajectory, the least that an engine of its own must hold
-    served: float = 0.0  # weights of such an engine on a card
+    kept: float = 0.0  # these keys and values, of all trajectories that are sampled together
+    engine_least: float = 0.0  # that another engine needs: its weights and one trajectory
+    sleeps: bool = False  # it gives its share back during the update
 
     def update(self, micro_batch: int | None = None) -> float:
         """Bytes at the peak of an update, with MARGIN."""
@@ -97,32 +95,21 @@ class MemoryPlan:
     def sampling(self, size_gb: float) -> float:
         """Bytes at the peak of rollouts on a GPU of this size, with MARGIN."""
         share = self.engine_share * size_gb * GB
-        if self.rollouts:
-            return self.rollouts * MARGIN + min(self.kept * MARGIN, share or self.kept * MARGIN)
-        return self.weights * MARGIN + share
+        return self.weights * MARGIN + (min(self.kept * MARGIN, share) if self.kept else share)
 
     def needed(self, size_gb: float, micro_batch: int | None = None) -> float:
         """Bytes at the most, on a GPU of this size."""
-        beside = 0.0 if self.rollouts else self.engine_share * size_gb * GB  # what the engine keeps
+        beside = 0.0 if self.kept else self.engine_share * size_gb * GB  # what an engine keeps
         beside = min(beside, ASLEEP) if self.sleeps else beside
         return max(self.update(micro_batch) + beside, self.sampling(size_gb))
 
-    @property
-    def _engine(self) -> float:
-        """Bytes that an engine of its own needs on a card, for its weights and one trajectory."""
-        return (self.served + self.cached) * MARGIN
-
     def advice(self, size_gb: float) -> str:
         """Whether it fits a GPU of this size, and what to change where it does not."""
-        room, share = size_gb * GB, self.engine_share * size_gb * GB
-        least = self._engine
-        if self.cached and self.engine_share and not self.rollouts and share < least:
-            wanted = math.ceil(100 * least / room) / 100
-            holds = (
-                f"engine_memory: {self.engine_share:g} is {share / GB:.1f} GB, and the engine's weights with "
-                f"one trajectory take {least / GB:.1f}"
-            )
-            return f"{holds}: engine_memory: {wanted:g}" if wanted < 0.95 else f"{holds}: a smaller model"
+        room, least = size_gb * GB, self.engine_least * MARGIN
+        if 0 < self.engine_share * room < least:
+            share = math.ceil(100 * least / room) / 100
+            change = f"engine_memory: {share:g}" if share < 0.95 else "a smaller model"
+            return f"the engine's weights with one trajectory take {least / GB:.1f} GB: {change}"
         if self.needed(size_gb) <= room:
             return "fits"
         fitting = [n for n in range(1, self.micro_batch) if self.needed(size_gb, n) <= room]
@@ -138,21 +125,17 @@ def plan(
 ) -> MemoryPlan:
     """The memory plan of a recipe for weights of this data type, on a GPU or ("cpu") in main memory.
 
-    Raises:
-        RecipeError: the model's configuration cannot be read, or its code not traced.
+    Raises RecipeError where the model's configuration cannot be read, or its code not traced.
     """
     config = copy.deepcopy(config) if config else _config(recipe)  # its attention is set here
-    completion = recipe.max_tokens
-    scored = min(completion, recipe.max_turns * recipe.max_turn_tokens)
-    row = PROMPT + completion
-    rows = recipe.micro_batch
+    tokens, rows = PROMPT + recipe.max_tokens, recipe.micro_batch
+    scored = min(recipe.max_tokens, recipe.max_turns * recipe.max_turn_tokens)
     own_cache = recipe.engine == "transformers"
     try:
-        why = unkept(config) if own_cache else ""
-        one, most = (update_peak(config, recipe, dtype, n, row, scored, device) for n in (1, max(rows, 2)))
-        weights, prefill = _prefill(config, recipe, dtype)
-        elsewhere, gathered = _spread(config, recipe, dtype)
-        cached = row * token_bytes(config, dtype)
+        why = unkept(config) if own_cache else None
+        one, most = (update_peak(config, recipe, dtype, n, tokens, scored, device) for n in (1, max(rows, 2)))
+        model = _adapted(config, recipe, dtype)
+        elsewhere, gathered = _spread(model, recipe)
     except Exception as error:  # whatever an architecture raises that cannot be traced without content
         raise RecipeError(
             f"memory is not planned: the model {recipe.model!r} ({config.model_type}) cannot be traced "
@@ -161,30 +144,28 @@ def plan(
     if why:
         raise RecipeError(f"memory is not planned: {why}")
     each = (most - one) / (max(rows, 2) - 1)
+    weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    cached = tokens * token_bytes(config, dtype)
     together = min(recipe.max_batch, recipe.prompts_per_step * recipe.group_size // recipe.processes)
     return MemoryPlan(
         weights=weights - elsewhere,
         update_fixed=one - each - elsewhere + gathered,
         update_row=each,
-        rollouts=prefill if own_cache else 0.0,
-        engine_share=0.0 if recipe.engine == "server" else recipe.engine_memory,
         micro_batch=rows,
+        engine_share=0.0 if recipe.engine == "server" else recipe.engine_memory,
         kept=GROWTH * together * cached if own_cache else 0.0,
+        # in 4 bits weights are less than what is counted here
+        engine_least=0.0 if own_cache or recipe.load_in_4bit else weights + cached,
         sleeps=recipe.engine == "vllm" and can_sleep(),
-        # of 4 bits weights are counted in 16
-        cached=0.0 if recipe.load_in_4bit else cached,
-        served=weights,
     )
 
 
-def _spread(config: Any, recipe: Recipe, dtype: torch.dtype) -> tuple[float, float]:
+def _spread(model: Any, recipe: Recipe) -> tuple[float, float]:
     """Bytes of the weights that other processes hold, and of what is gathered while a layer computes: the
     largest, and the next one.
     """
     if not recipe.shard:
         return 0.0, 0.0
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     sizes = [sum(p.nbytes for p in layer.parameters()) for layer in layers_of(model)]
     processes = recipe.processes if "processes" in recipe.given else max(torch.cuda.device_count(), 1)
     return sum(sizes) * (1 - 1 / processes), 2.0 * max(sizes) * (processes > 1)
@@ -224,30 +205,13 @@ def update_peak(
         ids = torch.randint(0, config.get_text_config().vocab_size, (rows, tokens))
         with Alive([*model.parameters(), *model.buffers()]) as alive:
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype != torch.float32):
-                logprobs = _logprobs(model, ids, scored, device)
-            logprobs.sum().backward()
-            del logprobs
+                hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+                states, targets = hidden[:, -scored - 1 : -1].flatten(0, 1), ids[:, -scored:].flatten()
+                loss = chunked_logprobs(model, states, targets, 1.0, False, device)[0].sum()
+            del hidden, states
+            loss.backward()
             optimizer.step()
     return float(alive.peak)
-
-
-def _logprobs(model: Any, ids: torch.Tensor, scored: int, device: str) -> torch.Tensor:
-    """Of the last ``scored`` tokens of each row, in one pass."""
-    hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-    states, targets = hidden[:, -scored - 1 : -1].flatten(0, 1), ids[:, -scored:].flatten()
-    return chunked_logprobs(model, states, targets, 1.0, False, device)[0]
-
-
-def _prefill(config: Any, recipe: Recipe, dtype: torch.dtype) -> tuple[float, float]:
-    """Bytes of the weights, and at the peak of reading as many prompt tokens as rollouts read at a time."""
-    model = _adapted(config, recipe, dtype).eval()
-    rows = max(PREFILL_TOKENS // PROMPT, 1)
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        _materialize(model)
-        with Alive([*model.parameters(), *model.buffers()]) as alive:
-            weights = float(alive.peak)
-            model(input_ids=torch.zeros(rows, PROMPT, dtype=torch.int64), use_cache=False, logits_to_keep=1)
-    return weights, float(alive.peak)
 
 
 def _adapted(config: Any, recipe: Recipe, dtype: torch.dtype) -> Any:

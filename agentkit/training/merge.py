@@ -8,8 +8,7 @@ are exported side by side. Leaves out quantised models.
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -29,56 +28,39 @@ from agentkit.training.saves import STAGE
 CHECKED, CHECKED_TOKENS = 8, 2048  # trajectories, and tokens of each
 
 
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """A merged model and what the check found, in nats a sampled token."""
-
-    path: Path
-    dtype: str
-    tokens: int  # compared
-    mean_difference: float  # between merged model, and model with adapter
-    max_difference: float
-    adapter_effect: float  # mean difference between model with adapter, and without
-    surviving: float  # share of the adapter's effect that the merged model shows
-
-
-def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> Merged:
+def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> dict[str, Any]:
     """Fold a run's best adapter (and its SFT adapter under it) into the full model, in ``merged/``.
 
     With e the effect of the adapter on log-probabilities of the run's own tokens and r what the merged model
     misses of it, the share that survives is 1 - |r|^2 / |e|^2, or that of the weights' change where this is
     less, since a few tokens may show all of it by chance. ``dtype`` is by default that of the model it was
     trained on; ``unmerged`` leaves the adapter as it is, in merged/adapter beside the model. Raises RunError
-    where there is no adapter, no trajectory to check with, or less than 95 % survives.
+    where there is no adapter, no trajectory to check with, or less than 95 % survives. Returns what was
+    found; differences and effects are in nats a token.
     """
     adapter, out, recipe = run.file("adapter"), run.file("merged"), run.manifest.get("recipe", {})
     if not (adapter / "adapter_config.json").exists():
         raise RunError(f"{adapter} does not exist: train this run first, with notebook 03.")
-    source = recipe.get("model", "nano")
-    config = pretrained(AutoConfig, source)
-    kept = getattr(torch, dtype) if dtype else config.get_text_config().dtype or config.dtype
-    kept = kept if kept in (torch.float16, torch.bfloat16) else torch.float32
     run.warn_if_changed(ADAPTER)
-    rows = _token_rows(run)
-    model = _weights_as(_trained_in(run), pretrained(AutoModelForCausalLM, source, dtype=kept).eval())
-    if max(token for ids, _ in rows for token in ids) >= model.get_input_embeddings().num_embeddings:
-        raise RunError(f"{run.path} holds tokens that {source} lacks: its trajectories are another model's.")
+    rows, kept = _token_rows(run), _kept_in(recipe.get("model", "nano"), dtype)
+    model = pretrained(AutoModelForCausalLM, recipe.get("model", "nano"), dtype=kept).eval()
+    model = _weights_as(_trained_in(run), model)
     if recipe.get("sft"):
         model = folded(with_adapter(model, run.file("sft")))
     without = logprobs(model.float(), rows)
-    before = logprobs(model := with_adapter(model, adapter), rows)
+    model = with_adapter(model, adapter)
+    before = logprobs(model, rows)
     of_weights = 1.0 if unmerged else surviving_share(model, kept)
     model = model.unload() if unmerged else model.merge_and_unload()
     model = _weights_as(torch.float32, _weights_as(kept, model))  # rounded as it is written
-    after = logprobs(with_adapter(model, adapter) if unmerged else model, rows)
-    misses, effect = after - before, before - without
+    misses = logprobs(with_adapter(model, adapter) if unmerged else model, rows) - before
+    effect, name = before - without, str(kept).removeprefix("torch.")
     surviving = 1 - float(misses.square().sum() / effect.square().sum()) if effect.any() else 1.0
-    surviving, name = min(surviving, of_weights), str(kept).removeprefix("torch.")
+    surviving = min(surviving, of_weights)
     if not surviving >= LEAST_SHARE:  # NaN is refused too
         raise RunError(
             f"the merged model is not kept: {max(surviving, 0.0):.0%} of what the adapter does to "
-            f"log-probabilities survives in {name}, and {LEAST_SHARE:.0%} should (it moves them by "
-            f"{effect.abs().mean():.2g} nats a token, rounding by {misses.abs().mean():.2g}): merge with "
+            f"log-probabilities survives in {name}, and {LEAST_SHARE:.0%} should: merge with "
             "--dtype float32, or keep the adapter beside the model with --unmerged"
         )
     with replacing(out) as new:
@@ -88,15 +70,28 @@ def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> Merged:
             base = {"base_model_name_or_path": str(out.absolute())} if recipe.get("sft") else {}
             write_json(config, read_json(config) | base)
     secure(out)
-    mean, largest = float(misses.abs().mean()), float(misses.abs().max())
-    return Merged(out, name, len(effect), mean, largest, float(effect.abs().mean()), surviving)
+    return {
+        "path": str(out),
+        "dtype": name,
+        "tokens": len(effect),
+        "mean_difference": float(misses.abs().mean()),
+        "max_difference": float(misses.abs().max()),
+        "adapter_effect": float(effect.abs().mean()),
+        "surviving": surviving,
+    }
+
+
+def _kept_in(source: str, dtype: str | None) -> torch.dtype:
+    """The half precision that is asked for, or that of the model; else float32."""
+    config = pretrained(AutoConfig, source)
+    kept = getattr(torch, dtype) if dtype else config.get_text_config().dtype or config.dtype
+    return kept if kept in (torch.float16, torch.bfloat16) else torch.float32
 
 
 def _trained_in(run: Run) -> torch.dtype:
     """The data type that the run was trained in, on whatever machine: auto is another where a GPU is."""
-    manifest = run.manifest
-    told = manifest["stages"].get(STAGE, {}).get("precision")
-    return precision_of(told or manifest.get("recipe", {}).get("precision", "auto"))
+    told = run.manifest["stages"].get(STAGE, {}).get("precision")
+    return precision_of(told or run.manifest.get("recipe", {}).get("precision", "auto"))
 
 
 def _weights_as(dtype: torch.dtype, model: Any) -> Any:
@@ -120,21 +115,16 @@ def _write(model: Any, tokenizer: Any, folder: Path) -> None:
 
 def logprobs(model: Any, rows: Sequence[tuple[list[int], list[int]]]) -> torch.Tensor:
     """(tokens,) log-probabilities at temperature 1 of what rows' masks mark; a row is ids and a mask."""
-    scores: list[float] = []
-    for ids, mask in rows:
-        scores += compress(sampled_logprobs(model, ids[:1], ids[1:], 1.0), mask[1:])
-    return torch.tensor(scores)
+    scores = [compress(sampled_logprobs(model, ids[:1], ids[1:], 1.0), mask[1:]) for ids, mask in rows]
+    return torch.tensor([*chain.from_iterable(scores)])
 
 
 def _token_rows(run: Run) -> list[tuple[list[int], list[int]]]:
     """Token ids and masks of a few trajectories: of the evaluated policy, else of the last step."""
-    trajectories = []
-    if run.file("eval", "grpo.parquet").exists():
-        trajectories = run.trajectories("grpo")
-    elif run.steps:
-        trajectories = run.trajectories(run.steps[-1])
+    step = run.steps[-1] if run.steps else None
+    name = "grpo" if run.file("eval", "grpo.parquet").exists() else step
     rows = []
-    for t in trajectories:
+    for t in run.trajectories(name) if name is not None else ():
         ids, mask = [*t.prompt_ids, *t.completion_ids], [0] * len(t.prompt_ids) + list(t.action_mask)
         if 1 in mask[1:CHECKED_TOKENS]:
             rows.append((ids[:CHECKED_TOKENS], mask[:CHECKED_TOKENS]))

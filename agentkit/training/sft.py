@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from datasets import Dataset
+from huggingface_hub import constants
 from peft import PeftModel
-from transformers import PrinterCallback
+from transformers import PrinterCallback, ProgressCallback
 from trl import SFTConfig, SFTTrainer
 
+from agentkit.policies.precision import checkpoints, precision_of
 from agentkit.policies.process_group import on_main_process, world
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.policies.shards import leave_shards
@@ -26,7 +28,6 @@ from agentkit.rollouts import rollout
 from agentkit.runs.topology import patience
 from agentkit.training.adapters import lora, save_adapter, settled
 from agentkit.training.prefix import scorer
-from agentkit.training.trainers import Progress, on_one_card, quiet_trainer
 from agentkit.training.transcripts import read_transcripts
 
 if TYPE_CHECKING:
@@ -55,6 +56,14 @@ class _Trainer(SFTTrainer):
         return -logprobs.sum() / num_items_in_batch * self.accelerator.num_processes
 
 
+class _Progress(ProgressCallback):
+    """transformers' progress bar with the latest loss, which is else printed row by row."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict | None = None, **kwargs: Any) -> None:
+        if self.training_bar is not None and "loss" in (logs or {}):
+            self.training_bar.set_postfix(loss=f"{logs['loss']:.4g}")
+
+
 def demonstrations(
     lab: Lab, tasks: Sequence[Task], tokenizer: Any, seed: int | None = None
 ) -> list[Trajectory]:
@@ -67,8 +76,7 @@ def demonstrations(
     if not planned:
         raise RecipeError(
             "these tasks have no plans that the scripted expert could demonstrate: set transcripts to a "
-            "messages "
-            "data set, or sft: false"
+            "messages data set, or sft: false"
         )
     if 0 < recipe.sft_tasks < len(planned):
         planned = random.Random(f"{seed}-sft").sample(planned, recipe.sft_tasks)
@@ -127,35 +135,53 @@ def fine_tune(
     TRL's SFTConfig in place of the recipe's. Returns the model with the adapter, ``settled``, and the log:
     ``step`` and ``loss``, nats a trained token.
     """
+    trainer = _Trainer(
+        model=model,
+        args=_settings(recipe, out, changes),
+        train_dataset=sft_dataset(trajectories),
+        processing_class=tokenizer,
+        peft_config=None if isinstance(model, PeftModel) else lora(recipe, model),
+        callbacks=[_Progress()],
+    )
+    trainer.remove_callback(PrinterCallback)
+    leave_shards(trainer.model)
+    trainer.score, _ = scorer(trainer.accelerator.unwrap_model(trainer.model), True)
+    trainer.train()
+    on_main_process(lambda: save_adapter(trainer.model, tokenizer, out))
+    log = [{"step": row["step"], "loss": row["loss"]} for row in trainer.state.log_history if "loss" in row]
+    return (trainer.model if recipe.engine == "server" else settled(trainer.model)), log
+
+
+def _settings(recipe: Recipe, out: Path, changes: dict[str, Any]) -> SFTConfig:
+    """Seeded, one log row a step, no reports elsewhere, no checkpoints."""
+    constants.HF_HUB_DISABLE_TELEMETRY = True  # TRL reports every trainer to the hub
     share = max(1, recipe.sft_batch // world())
     rows = max(n for n in range(1, min(share, MICRO_BATCH) + 1) if share % n == 0)
+    dtype = precision_of(recipe.precision)
     settings = {
         "output_dir": str(out.parent),  # nothing is written there
+        "seed": recipe.seed,
+        "data_seed": recipe.seed,
         "num_train_epochs": recipe.sft_epochs,
         "per_device_train_batch_size": rows,
         "gradient_accumulation_steps": share // rows,
-        "ddp_timeout": int(patience(recipe)),
         "learning_rate": recipe.sft_learning_rate,
         "lr_scheduler_type": "cosine",
         "warmup_steps": WARMUP,
         "weight_decay": 0.0,
         "max_length": None,
-        "packing": False,
         "train_sampling_strategy": "group_by_length",
+        "use_cpu": not torch.cuda.is_available(),
+        "bf16": dtype != torch.float32,
+        "gradient_checkpointing": checkpoints(dtype),
+        "ddp_timeout": int(patience(recipe)),
+        "ddp_broadcast_buffers": False,  # constants; processes may make unlike numbers of passes
+        "dataloader_pin_memory": False,
+        "logging_steps": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
     }
-    trainer = _Trainer(
-        model=model,
-        args=on_one_card(SFTConfig(**(settings | quiet_trainer(recipe) | changes))),
-        train_dataset=sft_dataset(trajectories),
-        processing_class=tokenizer,
-        peft_config=None if isinstance(model, PeftModel) else lora(recipe, model),
-        callbacks=[Progress()],
-    )
-    trainer.remove_callback(PrinterCallback)
-    leave_shards(trainer.model)
-    own = trainer.accelerator.unwrap_model(trainer.model)
-    trainer.score, _ = scorer(own, True)
-    trainer.train()
-    on_main_process(lambda: save_adapter(trainer.model, tokenizer, out))
-    log = [{"step": row["step"], "loss": row["loss"]} for row in trainer.state.log_history if "loss" in row]
-    return (trainer.model if recipe.engine == "server" else settled(trainer.model)), log
+    config = SFTConfig(**(settings | changes))
+    config._n_gpu = min(config.n_gpu, 1)  # with several GPUs in sight transformers would split batches
+    return config

@@ -18,21 +18,21 @@ from agentkit.records import AgentkitError
 from agentkit.runs import Recipe, Run, read_json, write_json
 from agentkit.runs.children import die_with_parent
 
-BY_HAND = {"03": "agentkit.training.jobs:notebook_03"}
+JOBS = "agentkit.training.jobs"
 
 
 def work(folder: str, what: str, recipe_file: str = "") -> None:
     os.umask(0o077)
     die_with_parent(signal.SIGKILL)
     run = Run(folder)
-    if what in BY_HAND:
+    if what == "03":
         recipe = Recipe.load(recipe_file) if recipe_file else Recipe.of(run)
         values = recipe.everything() | {"processes": int(os.environ["WORLD_SIZE"])}
-        job = {"recipe": values, "job": BY_HAND[what], "arguments": {}}
+        job = {"recipe": values, "job": f"{JOBS}:notebook_03", "arguments": {}}
     else:
         job = read_json(Path(what))
     recipe = Recipe.from_mapping(job["recipe"])
-    if job["job"] in (*BY_HAND.values(), "agentkit.training.jobs:train"):
+    if job["job"] in (f"{JOBS}:train", f"{JOBS}:notebook_03"):
         import_first(recipe.engine)  # before what follows loads transformers
     from agentkit.lab import Lab
     from agentkit.policies import process_group

@@ -228,10 +228,8 @@ def _exported(model: Any, tokenizer: Any, size: float) -> Lines:
         yield line(f"|B| {size:g}: notebook 05 evaluates", share, "share", abs(share - 1) < 0.05)
         for dtype in ("bfloat16", "float32"):
             try:
-                kept = merge(run, dtype)
-                yield line(
-                    f"|B| {size:g}: merged in {dtype}", kept.surviving, "share", kept.surviving >= 0.95
-                )
+                kept = merge(run, dtype)["surviving"]
+                yield line(f"|B| {size:g}: merged in {dtype}", kept, "share", kept >= 0.95)
             except RunError as error:
                 yield line(
                     f"|B| {size:g}: merged in {dtype}",
