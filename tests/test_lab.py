@@ -347,29 +347,6 @@ def test_text_before_a_call_that_the_models_form_cannot_hold_is_refused(tokenize
     assert len(read_transcripts(path, tokenizer, Lab.open({}), given(1))) == 1
 
 
-def test_tools_of_a_table_are_shown_without_the_nulls_it_fills_in(tokenizer, tmp_path):
-    from datasets import Dataset
-
-    from agentkit.training.transcripts import read_transcripts
-
-    def shown(name, argument):
-        parameters = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
-        return {"type": "function", "function": {"name": name, "parameters": parameters}}
-
-    lab = Lab.open({"families": "A", "n_tasks": 20})
-    rows = [
-        said(ASKS, REPLY, {"content": "Answer: Paris"})
-        | {"tools": [shown("search", "query"), shown("weigh", "item")]}
-    ]
-    Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
-    write_jsonl(tmp_path / "a.jsonl", rows)
-    table, lines = (
-        read_transcripts(tmp_path / f"a.{end}", tokenizer, lab, lab.suite()) for end in ("parquet", "jsonl")
-    )
-    assert table[0].prompt_ids == lines[0].prompt_ids and table[0].completion_ids == lines[0].completion_ids
-    assert "weigh" in (shown := tokenizer.decode(table[0].prompt_ids)) and "null" not in shown
-
-
 CALL = {"id": "a", "type": "function", "function": {"name": "search", "arguments": '{"query": "x"}'}}
 ASKS = {"content": None, "tool_calls": [CALL]}
 REPLY = {"role": "tool", "tool_call_id": "a", "content": "found"}

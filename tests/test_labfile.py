@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
 
 import pytest
 
@@ -58,22 +57,3 @@ def test_a_module_beside_a_lab_file_hides_no_library(tmp_path, monkeypatch):
     write(tmp_path / "colorsys.py", "")
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     assert load_module(lab).colorsys.rgb_to_hsv and load_module(lab).name == 1
-
-
-def test_loading_a_lab_file_keeps_modules_that_no_lab_file_imported(tmp_path, monkeypatch):
-    lab = write(tmp_path / "lab.py", "from own_kit.sizes import SIZE\ndef later(): import own_notes\n")
-    (tmp_path / "own_kit").mkdir()
-    sizes = write(tmp_path / "own_kit" / "sizes.py", "SIZE = 1\n")
-    write(tmp_path / "own_notes.py", "")
-    files = {
-        "own_kit._fast": tmp_path / "own_kit" / "_fast.so",
-        "own_notes": tmp_path / "nb" / "own_notes.py",
-    }
-    for name, file in files.items():
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-        sys.modules[name].__file__ = str(file)
-    kept = {name: sys.modules[name] for name in files}
-    for size in (1, 22):
-        sizes.write_text(f"SIZE = {size}\n")
-        assert size == load_module(lab).SIZE
-        assert all(sys.modules[name] is module for name, module in kept.items())

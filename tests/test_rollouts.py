@@ -23,9 +23,8 @@ from agentkit.rollouts import Limits, rollout
 from agentkit.rollouts.call_formats import format_call
 from agentkit.rollouts.chat import ChatCodec
 from agentkit.rollouts.policy import EngineError
-from agentkit.tools.environments import SYSTEM_PROMPT, CodeEnvironment, CorpusEnvironment
+from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment
 from agentkit.tools.runtime import tool_schemas
-from agentkit.verifiers import KINDS, register
 
 
 @pytest.fixture(scope="module")
@@ -94,21 +93,6 @@ def test_every_end_has_its_stop_reason(agent, suite, corpus, turns, limits, stop
     assert t.stop_reason == stop
     assert len(t.completion_ids) == len(t.action_mask) == len(t.old_logprobs) <= limits.max_tokens
     assert t.success == (None if stop == StopReason.TIME_LIMIT else 0.0)
-
-
-def test_an_answer_beyond_its_verifiers_limit_is_none_and_told_of(agent):
-    """A verifier of one's own sees ten times as much."""
-    register({"essay": lambda answer, gold: float(len(answer) == 2_500)})
-    try:
-        kinds, policy = ("exact", "essay"), Says(agent[1], "<think>\nwell\n</think>\n\n" + "ab cd" * 500)
-        tasks = [Task(kind, "Write.", "x", kind) for kind in kinds]
-        short, long = rollout(
-            tasks, policy, environment=CodeEnvironment, limits=Limits(max_turn_tokens=6_000, max_tokens=6_000)
-        )
-    finally:
-        del KINDS["essay"]
-    assert (short.answer, short.success) == (None, 0.0) and long.success == 1
-    assert short.why == "no answer: the answer has more than 2000 characters"
 
 
 @pytest.mark.parametrize("room", [1, 60, 130])

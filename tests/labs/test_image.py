@@ -11,7 +11,7 @@ from conformance import EnvironmentConformance
 from opened import lab_file, opened, take_two_steps
 from says import Says
 
-from agentkit import ToolCall, rewards
+from agentkit import ToolCall
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import examine
 from agentkit.rollouts.call_formats import format_call
@@ -198,19 +198,6 @@ def test_other_ways_to_the_facts_and_other_words_are_right(lab, cases, tokenizer
     half = [*gold(task)[:-2], call("generate_image", prompt=latitude), f"Answer: {name_of(latitude)}"]
     (failed,) = lab.rollout([task], Says(tokenizer, *half))
     assert failed.success == 0.0 and failed.reward < t.reward
-
-
-def test_the_reward_grows_with_the_facts(lab, cases, tokenizer):
-    task = cases["Full pipeline"]
-    right = gold(task)
-    capital = task.verifier["holds"][0]
-    partly = [*right[:-2], call("generate_image", prompt=capital), f"Answer: {name_of(capital)}"]
-    earned = [lab.rollout([task], Says(tokenizer, *turns))[0].components["grounded"] for turns in
-              (["Answer: x"], [right[-2], right[-1]], partly, right)]  # fmt: skip
-    assert earned == pytest.approx([0.0, 1 / 3, 2 / 3, 1.0])
-    (idle,) = lab.rollout([task], Says(tokenizer, right[-1]))
-    paid = rewards.score(task, idle, rewards.toolrla())
-    assert paid.reward == 3.0 > idle.reward == 1.0, "added, efficiency pays as much for no call as for all"
 
 
 # ---- hostile rows and arguments

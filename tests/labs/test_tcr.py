@@ -22,7 +22,6 @@ from agentkit.rollouts.call_formats import format_call
 from agentkit.runs import Run, project_root
 from agentkit.tasks.public import hub
 from agentkit.tools.environments import InterpreterEnvironment
-from agentkit.tools.python import with_last_shown
 from agentkit.tools.runtime import tools_of
 
 SOURCES = ("deepscaler", "omni_math", "numina_math", "taco_code", "leetcode_code")
@@ -74,20 +73,6 @@ def test_a_program_that_fails_says_why():
     ):
         with pytest.raises(ValueError, match="(?i)" + says):
             InterpreterEnvironment().code_interpreter(code)
-
-
-def test_lines_keep_their_numbers_and_the_limits_are_those_of_the_document(monkeypatch):
-    code = "# é\r\nx = [\n  1]\n\n(x\n )\n# end\n"
-    assert with_last_shown(code).count("\n") == code.count("\n") and with_last_shown("x =") == "x ="
-    asked = []
-    monkeypatch.setattr(
-        "agentkit.tools.environments.run_program", lambda code, **limits: asked.append(limits) or ""
-    )
-    InterpreterEnvironment().code_interpreter("1")
-    assert asked == [{"timeout_s": 30.0, "memory_mb": 2048}]
-    assert InterpreterEnvironment.code_interpreter.tool_spec.timeout_s > 30, (
-        "the recipe's 10 s would end it first"
-    )
 
 
 # ---- rows
