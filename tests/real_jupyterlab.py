@@ -116,20 +116,9 @@ class Notebook:
         """Press ■ in the notebook's toolbar."""
         self.page.locator("[data-command='notebook:interrupt-kernel']").click()
 
-    def restart(self) -> None:
-        """Restart the kernel, and say yes."""
-        self.menu("Kernel", "Restart Kernel…")
-        self.page.locator(".jp-Dialog .jp-mod-accept").click()
-        self.page.get_by_text(re.compile(r"\| Idle$")).wait_for()
-
     def is_running(self) -> bool:
         """Whether a cell runs or is queued."""
         return self.page.evaluate(QUEUED)
-
-    def executed(self) -> int:
-        """How many cells have come to their end."""
-        prompts = self.page.locator(".jp-InputPrompt").all_text_contents()
-        return sum(bool(re.search(r"\d", prompt)) for prompt in prompts)
 
     def finished(self) -> nbformat.NotebookNode:
         """Wait until nothing runs and nothing is queued; what was saved."""
@@ -158,8 +147,8 @@ def wait_until(true, seconds=120.0):
         time.sleep(0.1)
 
 
-def problems(notebook: nbformat.NotebookNode, warnings: bool = True) -> list[str]:
+def problems(notebook: nbformat.NotebookNode) -> list[str]:
     """Errors in a notebook's outputs, and warnings, which stderr holds."""
     outputs = [o for cell in notebook.cells if cell.cell_type == "code" for o in cell.outputs]
     errors = [f"{o.ename}: {o.evalue}" for o in outputs if o.output_type == "error"]
-    return errors + [o.text for o in outputs if warnings and o.get("name") == "stderr"]
+    return errors + [o.text for o in outputs if o.get("name") == "stderr"]
