@@ -16,7 +16,7 @@ from agentkit.records import DataError
 from agentkit.rollouts import Limits
 from agentkit.rollouts.call_formats import format_call
 from agentkit.tools.corpus import Corpus
-from agentkit.tools.environments import CodeEnvironment, CorpusEnvironment, WorkbenchEnvironment
+from agentkit.tools.environments import CorpusEnvironment, WorkbenchEnvironment
 from agentkit.tools.runtime import tool
 
 
@@ -69,10 +69,6 @@ WRITE, READ = (
 
 class TestCorpusEnvironment(EnvironmentConformance):
     factory, calls = CorpusEnvironment, [SEARCH, SUM, SEARCH]
-
-
-class TestCodeEnvironment(EnvironmentConformance):
-    factory, calls = CodeEnvironment, [PROGRAM]
 
 
 class TestWorkbenchEnvironment(EnvironmentConformance):
@@ -133,23 +129,17 @@ FAULTY = {
     "test_the_reward_is_a_finite_number": [
         {"reset": lambda self, **row: None, "look": look, "get_reward": lambda self: float("nan")}
     ],
-    "test_bad_calls_are_told_what_to_mend": [],
 }
 
 
-@pytest.mark.parametrize(
-    ("check", "body"), [(check, body) for check, bodies in FAULTY.items() for body in bodies]
-)
-def test_the_suite_finds_what_breaks_the_protocol(check, body):
-    faulty = type("Faulty", (Checked,), {"factory": type("Environment", (), body)})
-    with pytest.raises(Exception, match=r"\w"):
-        getattr(faulty(), check)()
-
-
-def test_the_suite_finds_shared_state():
-    faulty = type("Faulty", (Checked,), {"factory": Shared})
+def test_the_suite_finds_what_breaks_the_protocol():
+    for check, body in ((check, body) for check, bodies in FAULTY.items() for body in bodies):
+        faulty = type("Faulty", (Checked,), {"factory": type("Environment", (), body)})
+        with pytest.raises(Exception, match=r"\w"):
+            getattr(faulty(), check)()
+    shared = type("Faulty", (Checked,), {"factory": Shared})
     with pytest.raises(AssertionError):
-        faulty().test_environments_share_nothing()
+        shared().test_environments_share_nothing()
 
 
 # ---- an environment from elsewhere, in our rollouts
@@ -185,50 +175,33 @@ def test_an_environment_from_elsewhere_runs_unchanged(tokenizer):
     )
 
 
-@pytest.mark.parametrize(
-    ("reward", "components"),
-    [
+def test_a_reward_that_fails_is_not_scored_and_none_does_not_apply_as_in_trl(tokenizer):
+    for reward, components in (
         (lambda self: float("nan"), {"Own": None}),
         (lambda self: 1 / 0, {"Own": None}),
         (lambda self: "high", {"Own": None}),
         (lambda self: None, {}),
-    ],
-)
-def test_a_reward_that_fails_is_not_scored_and_none_does_not_apply_as_in_trl(tokenizer, reward, components):
-    class Own(CounterEnvironment):
-        get_reward = reward
-
-    (t,) = rollout([TASK], Says(tokenizer, "Answer: 3"), environment=Own)
-    assert t.components == components and t.success == 1.0
+    ):
+        own = type("Own", (CounterEnvironment,), {"get_reward": reward})
+        (t,) = rollout([TASK], Says(tokenizer, "Answer: 3"), environment=own)
+        assert t.components == components and t.success == 1.0
 
 
-def test_a_reset_that_takes_named_columns_gets_those(tokenizer):
+def test_a_reset_takes_named_columns_and_one_that_fails_stops_with_one_sentence(tokenizer):
     class Named(CounterEnvironment):
         def reset(self, level, answer="") -> None:
             assert (level, answer) == (7, "3")
 
     (t,) = rollout([TASK], Says(tokenizer, "Answer: 3"), environment=Named)
     assert t.success == 1.0
-
-
-@pytest.mark.parametrize(
-    ("reset", "says"),
-    [
+    for reset, says in (
         (lambda self, **row: ["image"], "Broken.reset, task t: it returned list"),
-        (
-            lambda self, **row: 1 / 0,
-            "Broken.reset, task t: test_protocol.py, line .*: ZeroDivisionError: division",
-        ),
-        (
-            lambda self, **row: row["shelf"],
-            "Broken.reset, task t: test_protocol.py, line .*: KeyError: 'shelf'",
-        ),
-    ],
-)
-def test_a_reset_that_fails_stops_with_one_sentence(tokenizer, reset, says):
-    broken = type("Broken", (CounterEnvironment,), {"reset": reset})
-    with pytest.raises(DataError, match=says):
-        rollout([TASK], Says(tokenizer, "Answer: 3"), environment=broken)
+        (lambda self, **row: 1 / 0, "task t: test_protocol.py, line .*: ZeroDivisionError: division"),
+        (lambda self, **row: row["shelf"], "task t: test_protocol.py, line .*: KeyError: 'shelf'"),
+    ):
+        broken = type("Broken", (CounterEnvironment,), {"reset": reset})
+        with pytest.raises(DataError, match=says):
+            rollout([TASK], Says(tokenizer, "Answer: 3"), environment=broken)
 
 
 # ---- ours, in stock TRL

@@ -90,31 +90,22 @@ FAULTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("wish", "says"), FAULTS, ids=[wish for wish, _ in FAULTS])
-def test_a_servers_fault_is_a_sentence_in_time(server, wish, says):
-    limit_s = 1.5 if says == "in time" else 8.0
-    start = time.monotonic()
-    with pytest.raises(ValueError, match=says):
-        search_passages(RetrievalServer(server.url, timeout_s=limit_s), wish)
-    assert time.monotonic() - start < limit_s + 15
+def test_a_servers_fault_is_a_sentence_in_time(server):
+    for wish, says in FAULTS:
+        limit_s, start = 1.0 if says == "in time" else 8.0, time.monotonic()
+        with pytest.raises(ValueError, match=says):
+            search_passages(RetrievalServer(server.url, timeout_s=limit_s), wish)
+        assert time.monotonic() - start < limit_s + 15
 
 
-@pytest.mark.parametrize(
-    "url", ["http://127.0.0.1:9", "http://no-such-host.invalid", "nonsense", "http://[", "ftp://127.0.0.1"]
-)
-def test_a_server_that_is_not_there_is_a_sentence(url, monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "*")
-    with pytest.raises(ValueError, match="cannot be reached|in time"):
-        RetrievalServer(url, timeout_s=3).search("x", 1)
-
-
-@pytest.mark.parametrize(("version", "asked"), [(None, 2), ("wiki-18", 1)])
-def test_a_servers_answers_are_kept_where_its_index_has_a_version(server, version, asked):
-    environment = SearchEnvironment(backend=RetrievalServer(server.url, version=version))
-    cache, call = ToolCache(), ToolCall("search", {"query": "rivers"})
-    for _ in range(2):
-        assert asyncio.run(run_call(call, environment, cache=cache)).ok
-    assert len(server.seen) == asked
+def test_a_servers_answers_are_kept_where_its_index_has_a_version(server):
+    for version, asked in ((None, 2), ("wiki-18", 1)):
+        server.seen.clear()
+        environment = SearchEnvironment(backend=RetrievalServer(server.url, version=version))
+        cache, call = ToolCache(), ToolCall("search", {"query": "rivers"})
+        for _ in range(2):
+            assert asyncio.run(run_call(call, environment, cache=cache)).ok
+        assert len(server.seen) == asked
 
 
 def test_an_empty_backend_is_asked_all_the_same(corpus):

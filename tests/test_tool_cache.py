@@ -13,18 +13,15 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agentkit import ToolCall
 from agentkit.records import DataError, DiskError
 from agentkit.runs import project_root
 from agentkit.runs.labfile import load_module
 from agentkit.tools.cache import ToolCache, canonical, default_path, key_of
-from agentkit.tools.environments import CorpusEnvironment, SearchEnvironment
+from agentkit.tools.environments import CorpusEnvironment
 from agentkit.tools.runtime import run_call, tool
 
 
@@ -72,24 +69,6 @@ def test_eight_identical_calls_in_flight_cost_one():
     assert {r.observation for r in found} == {"x []"} and all(r.ok for r in found)
 
 
-def test_two_search_backends_of_one_version_do_not_answer_for_each_other(corpus):
-    class Wiki:
-        version = "1"
-
-        def search(self, query, top_k):
-            return [type(self).__name__]
-
-    class News(Wiki):
-        pass
-
-    cache = ToolCache()
-    answers = [
-        ask(SearchEnvironment(corpus, backend=backend()), "search", cache, query="x")[0].observation
-        for backend in (Wiki, News, Wiki)
-    ]
-    assert answers == ["[1] Wiki", "[1] News", "[1] Wiki"] and cache.hits.total() == 1
-
-
 def test_a_kept_answer_outlives_the_process_that_asked(tmp_path):
     path = tmp_path / "cache" / "tools.sqlite"
     code = f"""
@@ -127,6 +106,7 @@ def test_only_the_same_call_of_the_same_tool_is_a_hit():
             return f"{self.top_k} of {query}"
 
     cache, environment = ToolCache(), Counted()
+    assert canonical({"b": 1, "a": {"d": 1, "c": 2}}) == canonical({"a": {"c": 2, "d": 1}, "b": 1})
     calls = [{"query": "x"}, {"query": "X"}, {"query": "x", "more": {}}, {"query": "x", "more": {"a": 1}}]
     calls += [
         {"query": "x", "more": {"a": 1.0}},
@@ -184,18 +164,6 @@ def test_a_tool_without_a_source_is_not_cached_and_says_so_once():
     assert not any(each.cached for each in found) and all(each.ok for each in found) and len(said) == 1
 
 
-def test_the_order_of_keys_is_neither_seen_nor_kept():
-    """Equal arguments are one call, cached or not, so the tool must not see the order in which a model wrote
-    them.
-    """
-    for cache in (None, ToolCache()):
-        environment = Counted()
-        one = {"query": "x", "more": {"b": 1, "a": {"d": 1, "c": 2}}}
-        other = {"more": {"a": {"c": 2, "d": 1}, "b": 1}, "query": "x"}
-        found = [ask(environment, cache=cache, **arguments)[0] for arguments in (one, other)]
-        assert {r.observation for r in found} == {"x ['a', 'b']"} and found[1].cached == (cache is not None)
-
-
 def test_failures_and_tools_not_declared_pure_are_asked_again():
     cache, environment = ToolCache(), Counted()
     found = ask(environment, "fail", cache, times=4, at_once=False, query="x")
@@ -211,14 +179,15 @@ def test_a_shared_failure_is_shared_and_not_called_a_hit():
     assert environment.ran == ["x"] and not any(r.ok or r.cached for r in found) and not cache.hits.total()
 
 
-@pytest.mark.parametrize("text", ["", "a\ud800b", "\0", "é" * 70_000, "x" * 10**6])
-def test_a_hit_is_equal_to_the_call_itself(text, tmp_path):
-    asked, plain = Counted([text]), Counted([text])
-    with ToolCache(tmp_path / "t.sqlite") as cache:
-        (first,) = ask(asked, cache=cache, query="x")
-    with ToolCache(tmp_path / "t.sqlite") as cache:
-        (again,) = ask(asked, cache=cache, query="x")
-    assert first.observation == again.observation == ask(plain, query="x")[0].observation and again.cached
+def test_a_hit_is_equal_to_the_call_itself(tmp_path):
+    for number, text in enumerate(("", "a\ud800b", "\0", "é" * 70_000)):
+        path = tmp_path / f"{number}.sqlite"
+        with ToolCache(path) as cache:
+            (first,) = ask(Counted([text]), cache=cache, query="x")
+        with ToolCache(path) as cache:
+            (again,) = ask(Counted([text]), cache=cache, query="x")
+        (plain,) = ask(Counted([text]), query="x")
+        assert first.observation == again.observation == plain.observation and again.cached
 
 
 def test_a_replayed_hit_that_differs_is_a_loud_warning_and_the_new_answer_is_kept():
@@ -228,14 +197,6 @@ def test_a_replayed_hit_that_differs_is_a_loud_warning_and_the_new_answer_is_kep
         found = ask(environment, cache=cache, times=6, at_once=False, query="x")
     assert [r.observation for r in found] == ["old", "old", "old", "new", "new", "new"]
     assert cache.mismatches == {"test_tool_cache.Counted.look": 1} and len(environment.ran) == 2
-
-
-def test_a_replayed_hit_that_agrees_stays_a_hit():
-    cache, environment = ToolCache(replay_every=2), Counted()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = ask(environment, cache=cache, times=5, at_once=False, query="x")
-    assert [r.cached for r in found] == [False, True, True, True, True] and len(environment.ran) == 3
 
 
 def test_one_that_stops_waiting_takes_nothing_from_the_others():
@@ -294,29 +255,24 @@ def test_a_call_nobody_waits_for_is_cancelled():
 
 
 # ---- the file
-@pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0" + b"\xff" * 5_000])
-def test_a_file_that_is_no_cache_is_refused_and_kept(tmp_path, content):
+def test_a_file_that_is_no_cache_is_refused_and_kept(tmp_path):
     path = tmp_path / "t.sqlite"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=r"t\.sqlite cannot be used as the cache of tools .*remove it"):
-        ToolCache(path)
-    assert path.read_bytes() == content
-
-
-def test_another_programs_database_is_refused_and_kept(tmp_path):
-    path = tmp_path / "t.sqlite"
+    for content in (b"no database", b"SQLite format 3\0" + b"\xff" * 5_000):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=r"t\.sqlite cannot be used as the cache of tools .*remove it"):
+            ToolCache(path)
+        assert path.read_bytes() == content
+    path.unlink()
     with sqlite3.connect(path) as file:
-        file.execute("CREATE TABLE answer (words TEXT)")
-    with pytest.raises(ValueError, match="remove it"):
+        file.execute("CREATE TABLE answer (words TEXT)")  # another program's
+    with pytest.raises(DataError, match="remove it"):
         ToolCache(path)
-    with pytest.raises(ValueError, match="cannot be used"):
-        ToolCache(tmp_path)
 
 
 def test_a_file_that_fails_later_costs_a_warning_and_no_run(tmp_path):
     cache, environment = ToolCache(tmp_path / "t.sqlite"), Counted()
     cache._file.execute("DROP TABLE answer")
-    with pytest.warns(UserWarning, match="failed .* the run goes on"):
+    with pytest.warns(UserWarning, match="the cache of tools .* failed"):
         found = ask(environment, cache=cache, times=2, at_once=False, query="x")
     assert all(r.ok for r in found) and len(environment.ran) == 2
 
@@ -352,18 +308,6 @@ for part in range(5):
     assert [p.name for p in tmp_path.iterdir()] == ["t.sqlite"]
 
 
-def test_opened_twice_in_a_process_it_keeps_its_locks_against_others(tmp_path):
-    """Another process that thinks itself alone takes the journal away from under the first."""
-    path = tmp_path / "t.sqlite"
-    code = "from agentkit.tools.cache import ToolCache; import sys; ToolCache(sys.argv[1]).close()"
-    with ToolCache(path) as first, ToolCache(path) as second:
-        first.keep("t", key_of("t", "", "a"), "one")
-        subprocess.run([sys.executable, "-c", code, str(path)], cwd=project_root(__file__), check=True)
-        assert path.with_name("t.sqlite-wal").exists()
-        second.keep("t", key_of("t", "", "b"), "two")
-        assert [first.find(key_of("t", "", name)) for name in "ab"] == ["one", "two"]
-
-
 def test_the_users_cache_folder_holds_it(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_path() == tmp_path / "agentkit" / "tools.sqlite"
@@ -389,38 +333,3 @@ def test_the_shipped_tools_answer_alike_with_and_without_it(corpus):
     assert (
         ask(CorpusEnvironment(corpus, top_k=1), "search", cache, query="capital of France")[0].cached is False
     )
-
-
-NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-JSON = st.recursive(
-    st.none() | st.booleans() | NUMBERS | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=5,
-)
-
-
-def shape(value):
-    """A value with its types, so that 1, 1.0 and True differ, and without the order of keys."""
-    if isinstance(value, dict):
-        return ("dict", frozenset((k, shape(v)) for k, v in value.items()))
-    return (
-        ("list", tuple(map(shape, value))) if isinstance(value, list) else (type(value).__name__, repr(value))
-    )
-
-
-@given(
-    st.dictionaries(st.text(max_size=3), JSON, max_size=3),
-    st.dictionaries(st.text(max_size=3), JSON, max_size=3),
-)
-def test_canonical_texts_are_equal_exactly_where_arguments_are(one, other):
-    assert (canonical(one) == canonical(other)) == (shape(one) == shape(other))
-
-
-@pytest.mark.parametrize("text", ["seen", 7, b"seen", b"\xff\xfe"])
-def test_a_row_of_another_type_is_read_as_its_bytes_or_asked_again(tmp_path, text):
-    path, key = tmp_path / "tools.sqlite", key_of("look", "1", "{}")
-    ToolCache(path).close()
-    with sqlite3.connect(path) as file:
-        file.execute("INSERT INTO answer VALUES (?, 'look', ?)", (key, text))
-    with ToolCache(path) as cache:
-        assert cache.find(key) == {7: "7", b"\xff\xfe": None}.get(text, "seen")

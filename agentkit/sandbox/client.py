@@ -70,10 +70,14 @@ class Client:
         """One program. Raises SandboxError where it could not be run to its end."""
         try:
             with ExitStack() as cleanup:
-                program, *written = (cleanup.enter_context(_unnamed_file()) for _ in range(3))
+                program, stdin, *written = (
+                    cleanup.enter_context(tempfile.TemporaryFile(buffering=0)) for _ in range(4)
+                )
                 program.write(marshal.dumps(request))
-                program.seek(0)
-                reply = self._reply(request["timeout_s"], [program, *written], cleanup)
+                stdin.write(request["stdin"].encode("utf-8", "surrogatepass"))
+                for file in (program, stdin):
+                    file.seek(0)
+                reply = self._reply(request["timeout_s"], [program, stdin, *written], cleanup)
                 outputs = [os.pread(file.fileno(), zygote.MAX_OUTPUT + 1, 0) for file in written]
         except (OSError, EOFError) as error:
             raise SandboxError(f"the program could not be run to its end: {error}") from None
@@ -82,7 +86,7 @@ class Client:
         return status, stdout, stderr + (f"{why}\n".encode() if why else b""), reply["seconds"]
 
     def _reply(self, timeout_s: float, files: Sequence[IO[bytes]], cleanup: ExitStack) -> dict:
-        """Hand the zygote a program and the files that it writes to; what the zygote says of its end."""
+        """Hand the zygote a program and its files; what the zygote says of its end."""
         scratch = tempfile.mkdtemp(dir=self.base)
         cleanup.callback(zygote.remove_tree, scratch)
         caller, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -104,10 +108,6 @@ class Client:
             self.process.kill()
             self.process.wait()
         zygote.remove_tree(self.base)
-
-
-def _unnamed_file() -> IO[bytes]:
-    return tempfile.TemporaryFile(buffering=0)
 
 
 def _let_go(caller: socket.socket) -> None:
@@ -136,6 +136,5 @@ def _outcome(reply: dict, too_much: bool) -> tuple[str, str]:
     if code == -signal.SIGKILL:
         return "killed", "killed by the system, as when memory runs out"
     if code < 0:
-        named = -code in set(signal.Signals)
-        return "error", f"stopped by {signal.Signals(-code).name if named else f'signal {-code}'}"
+        return "error", f"stopped by signal {-code}"
     return ("ok" if code == 0 else "error"), ""

@@ -91,7 +91,7 @@ _IOCTL = (
 _FCNTL = (*range(8), 36, 37, 38, 1030, 1032)  # descriptors, flags, locks; no owner, signal, lease, pipe size
 _NEWEST = 440  # numbers from here on are unknown to this table: ENOSYS lets the C library fall back
 _EPERM, _ENOSYS, _ENOTSUP = 1, 38, 95
-_LOAD, _JEQ, _JGT, _JGE, _AND, _RET = 0x20, 0x15, 0x25, 0x35, 0x54, 0x06
+_LOAD, _JEQ, _JGE, _AND, _RET = 0x20, 0x15, 0x35, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 _Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, constant
@@ -124,30 +124,6 @@ def _one_of(index: int, values: Iterable[int]) -> list[_Instruction]:
     for value in values:
         rules += [(_JEQ, 0, 1, value), _PASS]
     return [*rules, _DENY]
-
-
-def _dispatch(ranges: list[tuple[int, int, list[_Instruction]]]) -> list[_Instruction]:
-    """Rules by ranges of numbers (first, last, rules), in ascending order; EPERM outside of them.
-
-    A binary search: when a program is installed, once a call, the kernel follows it for every number.
-    """
-    if len(ranges) > 1:
-        middle = len(ranges) // 2
-        left, right = _dispatch(ranges[:middle]), _dispatch(ranges[middle:])
-        return [(_JGE, len(left), 0, ranges[middle][0]), *left, *right]
-    ((first, last, rules),) = ranges
-    return [(_JGE, 0, len(rules) + 1, first), (_JGT, len(rules), 0, last), *rules, _DENY]
-
-
-def _merged(rules: dict[int, list[_Instruction]]) -> list[tuple[int, int, list[_Instruction]]]:
-    """Neighbouring numbers with the same rules as one range."""
-    ranges: list[tuple[int, int, list[_Instruction]]] = []
-    for number, instructions in sorted(rules.items()):
-        if ranges and ranges[-1][1:] == (number - 1, instructions):
-            ranges[-1] = (ranges[-1][0], number, instructions)
-        else:
-            ranges.append((number, number, instructions))
-    return ranges
 
 
 def _rules(column: int) -> dict[int, list[_Instruction]]:
@@ -184,7 +160,9 @@ class Filter:
         for name in ("kill", "tkill", "tgkill"):
             program += [(_JEQ, 0, len(to_itself), _numbers(_CHECKED, column)[name]), *to_itself]
             self._pid_offsets.append(8 * (len(program) - len(to_itself) + 1) + 4)
-        program += _dispatch([*_merged(_rules(column)), (_NEWEST, 0xFFFFFFFF, _UNKNOWN)])
+        for number, instructions in _rules(column).items():
+            program += [(_JEQ, 0, len(instructions), number), *instructions]
+        program += [(_JGE, 0, 1, _NEWEST), *_UNKNOWN, _DENY]
         code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
         self._code = ctypes.create_string_buffer(code, len(code))
         header = struct.pack("@HP", len(program), ctypes.addressof(self._code))
@@ -266,9 +244,16 @@ def drop_rights() -> None:
     _checked(_libc.capset(struct.pack("=Ii", 0x20080522, 0), bytes(24)), "capset")
 
 
-def limit(address_space: int, spare: int, cpu_s: int, file_bytes: int, open_files: int) -> None:
-    """Resource limits, for good; ``spare`` bytes of address space may be claimed later to report an error."""
-    resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space + spare))
-    limits = {"CPU": cpu_s, "FSIZE": file_bytes, "NOFILE": open_files, "CORE": 0, "MEMLOCK": 0, "MSGQUEUE": 0}
+def limit(address_space: int, cpu_s: int, file_bytes: int, open_files: int) -> None:
+    """Resource limits, for good."""
+    limits = {
+        "AS": address_space,
+        "CPU": cpu_s,
+        "FSIZE": file_bytes,
+        "NOFILE": open_files,
+        "CORE": 0,
+        "MEMLOCK": 0,
+        "MSGQUEUE": 0,
+    }
     for name, value in limits.items():
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))

@@ -13,7 +13,6 @@ import atexit
 import gc
 import importlib.machinery
 import io
-import itertools
 import json
 import linecache
 import marshal
@@ -46,11 +45,9 @@ MAX_THREADS = 128
 MAX_FILES, MAX_FILE_BYTES, MAX_DISK = 1_000, 32 * 2**20, 64 * 2**20  # in a program's folder
 MAX_LEVELS = 50  # of folders there
 OPEN_FILES = 128
-SPARE = 16 * 2**20  # bytes of address space for reporting a MemoryError
 MEMORY_EXIT = 86  # exit status of a program that ended with a MemoryError
-WATCH_S = 0.02  # how often threads and files are counted
+WATCH_S = 0.02  # how often time, threads and files are looked at
 WALL = 3  # times its processor time a program may take on the clock, since it shares the cores
-LEAST_S = 0.01  # between two looks at a program's processor time
 LATE = "the time limit was reached"
 MAX_LINE = 500  # characters of a line of code in a traceback
 NAME = "main.py"  # what tracebacks call the program
@@ -75,7 +72,7 @@ def serve(control: socket.socket, settings: dict) -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # programs get a limit of their own
     _load_packages(settings)
-    _open_streams()
+    sys.stdout.reconfigure(errors="backslashreplace", line_buffering=True)
     proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # where memory runs out, these processes go first, not the trainer
@@ -116,38 +113,21 @@ solve(Eq(x**2 - 2, 0), x), simplify(sin(x) ** 2 + x / x), integrate(x * exp(x), 
 }
 
 
-def _open_streams() -> None:
-    """Standard streams for the programs to come, over descriptors 0 to 2, whatever these are by then."""
-    os.dup2(2, 1)
-    for number, name, mode, errors in (
-        (0, "stdin", "r", "surrogateescape"),
-        (1, "stdout", "w", "backslashreplace"),
-        (2, "stderr", "w", "backslashreplace"),
-    ):
-        stream = open(number, mode, 1, "utf-8", errors, closefd=False)  # noqa: SIM115
-        setattr(sys, name, stream)
-        setattr(sys, f"__{name}__", stream)
-
-
 # ---- the calls
 class Call:
     """One program: its process, the socket of its caller, and the bound that it broke, if any."""
 
-    def __init__(self, process: int, connection: socket.socket, timeout_s: float, scratch: str, start: float):
+    def __init__(self, process: int, connection: socket.socket, timeout_s: float, scratch: str):
         self.process, self.connection, self.scratch = process, connection, scratch
-        self.timeout_s, self.start = timeout_s, start
-        self.end, self.due = start + WALL * timeout_s, start + timeout_s  # to stop it, to ask for its time
+        self.timeout_s, self.start = timeout_s, time.monotonic()
         self.pidfd = confine.process_handle(process)  # readable when it has ended
         self.broke = self.why = ""
 
-    def stop_if_late(self, now: float) -> None:
-        """Kill it where its processor time, or on the clock WALL times that, is over."""
-        if now >= self.due:
-            clock = ~self.process << 3 | 2  # the processor time of all its threads: man 3 clock_getcpuclockid
-            left_s = self.timeout_s - time.clock_gettime(clock)
-            self.due = min(self.end, now + max(left_s, LEAST_S))
-            if left_s <= 0 or now >= self.end:
-                self.stop("timeout", LATE)
+    def is_late(self) -> bool:
+        """Whether its processor time, or on the clock WALL times that, is over."""
+        clock = ~self.process << 3 | 2  # the processor time of all its threads: man 3 clock_getcpuclockid
+        is_over = time.monotonic() - self.start >= WALL * self.timeout_s
+        return is_over or time.clock_gettime(clock) >= self.timeout_s
 
     def stop(self, broke: str, why: str) -> None:
         """Kill the program, for the first bound that it broke."""
@@ -176,23 +156,20 @@ class Supervisor:
         self.control, self.settings, self.opened, self.proc = control, settings, opened, proc
         self.process = os.getpid()
         self.filter = confine.Filter()
-        self.ruleset: confine.Ruleset | None = None  # for the next program
+        self.ruleset = confine.Ruleset(opened)  # for the next program
         self.calls: dict[int, Call] = {}  # by pidfd
         self.callers: dict[int, Call] = {}  # by the caller's socket, as long as the caller is there
-        self.next_look = 0.0
         self.poll = select.poll()
         self.poll.register(control, select.POLLIN)
 
     def work(self) -> None:
         """Until the trainer is gone."""
+        next_look = 0.0
         while True:
-            for call in self._running():
-                call.stop_if_late(time.monotonic())
-            self._look()
-            events = dict(self.poll.poll(self._idle_ms()))
-            if not events and not self.ruleset:  # not at once, which would hold up the last program
-                with suppress(OSError):  # without descriptors, say: only the next program is refused
-                    self.ruleset = confine.Ruleset(self.opened)  # hundreds of rules
+            if time.monotonic() >= next_look:
+                self._look()
+                next_look = time.monotonic() + WATCH_S
+            events = dict(self.poll.poll(1000 * WATCH_S if self.calls else None))
             request = events.pop(self.control.fileno(), None)
             for handle in events:
                 self._handle(handle)
@@ -202,17 +179,13 @@ class Supervisor:
             os.kill(call.process, signal.SIGKILL)
             os.waitpid(call.process, 0)
 
-    def _running(self) -> list[Call]:
-        return [call for call in self.calls.values() if not call.broke]
-
     def _look(self) -> None:
-        """Count the threads and files of every program, now and then."""
-        if time.monotonic() < self.next_look:
-            return
-        for call in self._running():
-            if excess := self._excess(call):
+        """Stop the programs that are beyond a bound."""
+        for call in self.calls.values():
+            if call.is_late():
+                call.stop("timeout", LATE)
+            elif excess := self._excess(call):
                 call.stop("killed", excess)
-        self.next_look = time.monotonic() + WATCH_S
 
     def _excess(self, call: Call) -> str:
         """Which bound the program broke, or nothing."""
@@ -238,15 +211,6 @@ class Supervisor:
             os.close(folder)
         return sum(blocks.values())
 
-    def _idle_ms(self) -> float | None:
-        """Milliseconds until there is something to do unasked; None for ever."""
-        if not self.ruleset:
-            return 1
-        deadlines = [call.due for call in self._running()]
-        if not deadlines:
-            return None
-        return 1000 * max(0.0, min(*deadlines, self.next_look) - time.monotonic()) + 1
-
     def _handle(self, handle: int) -> None:
         if handle in self.calls:
             call = self.calls.pop(handle)
@@ -260,36 +224,35 @@ class Supervisor:
 
     def _start(self) -> bool:
         """Take a request and fork its program. False when the trainer is gone."""
-        message, handles, _, _ = socket.recv_fds(self.control, 4096, 4)
+        message, handles, _, _ = socket.recv_fds(self.control, 4096, 5)
         if not message:
             return False
-        start, scratch = time.monotonic(), message[8:].decode()
-        caller, program, stdout, stderr = handles
+        scratch = message[8:].decode()
+        caller, program, *streams = handles
         connection = socket.socket(fileno=caller)
         try:
-            self.ruleset = self.ruleset or confine.Ruleset(self.opened)
             child = os.fork()
         except OSError as error:
             reply(connection, broke="refused", why=f"no process could be started: {error.strerror}")
             child = -1
         if child == 0:
             try:
-                os.dup2(stdout, 1)
-                os.dup2(stderr, 2)
+                for number, stream in enumerate(streams):
+                    os.dup2(stream, number)
                 run_confined(self, scratch, program)
             except BaseException as error:  # the confinement failed: the program has not started
                 reply(connection, broke="refused", why=f"it could not be closed: {error!r}")
             finally:
                 os._exit(1)
-        for handle in (program, stdout, stderr):
+        for handle in (program, *streams):
             os.close(handle)
         if child > 0:
-            self.ruleset.close()
-            self.ruleset = None
-            call = Call(child, connection, *struct.unpack("d", message[:8]), scratch, start)
+            call = Call(child, connection, *struct.unpack("d", message[:8]), scratch)
             self.calls[call.pidfd] = self.callers[caller] = call
             self.poll.register(call.pidfd, select.POLLIN)
             self.poll.register(caller, select.POLLRDHUP)
+            self.ruleset.close()
+            self.ruleset = confine.Ruleset(self.opened)  # hundreds of rules, while the program starts
         return True
 
 
@@ -299,8 +262,6 @@ def run_confined(supervisor: Supervisor, scratch: str, program: int) -> None:
     os.setsid()  # a scheduling group of its own, where a session makes one: its threads weigh as one
     with io.FileIO(program) as file:
         request = marshal.loads(file.readall())
-    if request["stdin"]:
-        _read_from(os.path.join(scratch, "stdin"), request["stdin"])
     supervisor.ruleset.allow(confine.open_rules([(scratch, confine.READ_WRITE)]))
     os.chdir(scratch)
     confine.drop_rights()
@@ -314,7 +275,6 @@ def run_confined(supervisor: Supervisor, scratch: str, program: int) -> None:
             file.write(content)
     confine.limit(
         supervisor.settings["mapped"] + request["memory_bytes"],
-        SPARE,
         math.ceil(request["timeout_s"]) + 1,
         MAX_FILE_BYTES,
         OPEN_FILES,
@@ -323,15 +283,6 @@ def run_confined(supervisor: Supervisor, scratch: str, program: int) -> None:
     os.closerange(3, 1 << 20)  # the last step that can fail: until here the caller is told
     os.environ["HOME"] = os.environ["TMPDIR"] = scratch
     _run(request["code"], scratch)
-
-
-def _read_from(path: str, text: str) -> None:
-    """Standard input with this text, in a file that has no name any more when the program starts."""
-    with open(path, "w+b") as file:
-        os.unlink(path)
-        file.write(text.encode("utf-8", "surrogatepass"))
-        file.seek(0)
-        os.dup2(file.fileno(), 0)
 
 
 def _run(code: str, scratch: str) -> None:
@@ -343,7 +294,6 @@ def _run(code: str, scratch: str) -> None:
     sys.argv[:], sys.path[:] = [NAME], [scratch, *sys.path]
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # otherwise every fork draws the same numbers
-    sys.addaudithook(_explain)
     linecache.cache[NAME] = (len(code), None, [line[:MAX_LINE] for line in code.splitlines(True)], NAME)
     status = 1
     try:
@@ -368,8 +318,6 @@ def _execute(code: str, scope: dict) -> int:
         return 1
     except MemoryError as error:
         scope.clear()  # what filled the memory
-        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
         _report(error)
         return MEMORY_EXIT
     except BaseException as error:
@@ -382,35 +330,10 @@ def _report(error: BaseException) -> None:
     try:
         if isinstance(error, SyntaxError) and error.text and len(error.text) > MAX_LINE:
             error.text, error.offset = error.text[:MAX_LINE], None
-        traceback.print_exception(type(error), error, _of_the_program(error.__traceback__))
+        traceback.print_exception(type(error), error, error.__traceback__.tb_next)  # without this file's
     except BaseException:  # the exception's own methods fail, or memory is short
         with suppress(BaseException):
             os.write(2, f"{type(error).__name__}\n".encode())
-
-
-def _of_the_program(trace: types.TracebackType | None) -> types.TracebackType | None:
-    frames = []
-    while trace:
-        if trace.tb_frame.f_code.co_filename != __file__:
-            frames.append(trace)
-        trace = trace.tb_next
-    for frame, following in itertools.pairwise([*frames, None]):
-        frame.tb_next = following
-    return frames[0] if frames else None
-
-
-_START, _NETWORK = "start other programs", "use the network"
-_REFUSED = {
-    **dict.fromkeys("os.system subprocess.Popen os.exec os.posix_spawn os.spawn".split(), _START),
-    **dict.fromkeys("os.fork os.forkpty".split(), "fork"),
-    **dict.fromkeys("socket.connect socket.bind socket.getaddrinfo socket.gethostbyname".split(), _NETWORK),
-}
-
-
-def _explain(event: str, arguments: tuple) -> None:
-    """A sentence instead of a bare "Operation not permitted". The kernel refuses these anyway."""
-    if event in _REFUSED:
-        raise PermissionError(1, f"this sandbox cannot {_REFUSED[event]}")
 
 
 # ---- files

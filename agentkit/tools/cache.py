@@ -17,7 +17,7 @@ import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from agentkit.records import DataError
 from agentkit.runs import user_cache
@@ -40,7 +40,7 @@ def key_of(tool: str, version: str, arguments: str) -> bytes:
     return hashlib.sha256(json.dumps([tool, version, arguments]).encode()).digest()
 
 
-class ToolCache:
+class ToolCache(contextlib.AbstractContextManager):
     """Answers by call: ``answer`` asks a tool where it must; ``find`` and ``keep`` are for other askers.
 
     Without a path answers stay in memory. Of the ``hits`` on a tool every so many is checked against the tool
@@ -51,8 +51,8 @@ class ToolCache:
         self.path, self.replay_every = path and Path(path), replay_every
         self.hits, self.mismatches = Counter[str](), Counter[str]()
         self._lock = threading.Lock()
-        self._flights: dict[tuple[int, bytes], _Flight] = {}
-        self._broken = False
+        self._flights: dict[tuple[int, bytes], asyncio.Future] = {}
+        self._waiting = Counter[tuple[int, bytes]]()
         try:
             if self.path:
                 self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -70,9 +70,6 @@ class ToolCache:
                 f"{self.path} cannot be used as the cache of tools ({error}): remove it, or set "
                 "XDG_CACHE_HOME to another folder"
             ) from None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -95,19 +92,19 @@ class ToolCache:
             if self.hits[tool] % self.replay_every == 0:
                 return await self._replay(tool, key, text, work)
             return (text, True), True
-        flight_key = (id(asyncio.get_running_loop()), key)
-        flight = self._flights.get(flight_key)
-        first = flight is None
+        flight = (id(asyncio.get_running_loop()), key)
+        first = flight not in self._flights
         if first:
-            flight = self._flights[flight_key] = _Flight(asyncio.ensure_future(self._ask(tool, key, work)))
-        flight.waiting += 1
+            self._flights[flight] = asyncio.ensure_future(self._ask(tool, key, work))
+        task = self._flights[flight]
+        self._waiting[flight] += 1
         try:
-            outcome = await asyncio.shield(flight.task)
+            outcome = await asyncio.shield(task)
         finally:
-            flight.waiting -= 1
-            if not flight.waiting:
-                self._flights.pop(flight_key, None)
-                flight.task.cancel()
+            self._waiting[flight] -= 1
+            if not self._waiting[flight]:
+                del self._waiting[flight], self._flights[flight]
+                task.cancel()
         shared = not first and outcome[1]
         self.hits[tool] += shared
         return outcome, shared
@@ -136,13 +133,11 @@ class ToolCache:
 
     def find(self, key: bytes) -> str | None:
         rows = self._executed("SELECT CAST(text AS BLOB) FROM answer WHERE key = ?", key)
-        with contextlib.suppress(UnicodeError):  # a damaged row is no answer
-            return rows[0][0].decode("utf-8", "surrogatepass") if rows else None
+        return rows[0][0].decode("utf-8", "surrogatepass") if rows else None
 
     def keep(self, tool: str, key: bytes, text: str) -> None:
-        if not self._broken:
-            encoded = text.encode("utf-8", "surrogatepass")
-            self._executed("INSERT OR REPLACE INTO answer VALUES (?, ?, ?)", key, tool, encoded)
+        encoded = text.encode("utf-8", "surrogatepass")
+        self._executed("INSERT OR REPLACE INTO answer VALUES (?, ?, ?)", key, tool, encoded)
 
     def _executed(self, statement: str, *values: bytes | str) -> list[tuple]:
         """What one statement gives; a file that fails costs a warning, never a run."""
@@ -150,16 +145,9 @@ class ToolCache:
             with self._lock:
                 return self._file.execute(statement, values).fetchall()
         except sqlite3.Error as error:
-            if "locked" not in str(error) and not self._broken:
-                self._broken = True
-                message = f"the cache of tools {self.path} failed ({error}); the run goes on"
-                warnings.warn(message, stacklevel=4)
+            if "locked" not in str(error):
+                warnings.warn(f"the cache of tools {self.path} failed ({error})", stacklevel=4)
             return []
-
-
-class _Flight:
-    def __init__(self, task: asyncio.Future):
-        self.task, self.waiting = task, 0
 
 
 def _set_up(file: sqlite3.Connection) -> None:

@@ -1,9 +1,9 @@
 """Where tools run: in a thread, or on the tools' own event loop; waiting always ends in time.
 
 A user's verifiers, rewards and environments run here too (``settled``). When the time is up an async tool is
-cancelled. A thread cannot be ended: it is left behind, and a tool that
-has left MAX_HUNG behind is refused from then on. Leaves out what calls mean and what the policy is shown
-(agentkit.tools.runtime).
+cancelled. A thread cannot be ended: it is left behind, and a tool that has left MAX_HUNG behind is refused
+while they hang. Leaves out what calls mean and what the policy is shown (agentkit.tools.runtime), and async
+tools that block: they hold up the other async tools.
 """
 
 import asyncio
@@ -34,17 +34,17 @@ def limited(name: str, limit: int | None) -> contextlib.AbstractAsyncContextMana
 
 
 # ---- calls that may never end
-_hung: dict[str, set[threading.Event]] = defaultdict(set)  # by tool: the ends of calls that were left behind
+_hung: dict[str, set[Future]] = defaultdict(set)  # by tool: calls that were left behind
 
 
 def _refuse_hung(name: str) -> None:
     """Raise ValueError where too many earlier calls of a tool never ended."""
-    _hung[name] = {end for end in _hung[name] if not end.is_set()}
+    _hung[name] = {call for call in _hung[name] if not call.done()}
     if len(_hung[name]) >= MAX_HUNG:
         raise ValueError(f"{name.rpartition('.')[2]} is out of order: {MAX_HUNG} earlier calls still hang")
 
 
-async def _within(future: Future, end: threading.Event, limit_s: float, name: str) -> Any:
+async def _within(future: Future, limit_s: float, name: str) -> Any:
     """The result of work elsewhere. Raises what the work raised, or TimeoutError and cancels it.
 
     A result that is there when the time is up counts, so that a busy event loop makes no tool look slow.
@@ -57,7 +57,7 @@ async def _within(future: Future, end: threading.Event, limit_s: float, name: st
         raise TimeoutError
     finally:
         if name and not future.done():  # left behind, by its own time limit or because nobody waits any more
-            _hung[name].add(end)
+            _hung[name].add(future)
         if not waiting.cancel() and not waiting.cancelled():
             waiting.exception()  # has been seen
 
@@ -75,8 +75,7 @@ async def in_thread(work: Callable[[], Any], limit_s: float, name: str = "") -> 
     async with limited("", MAX_THREADS):
         if name:
             _refuse_hung(name)
-        future, end = _handed_over(work)
-        return await _within(future, end, limit_s, name)
+        return await _within(_handed_over(work), limit_s, name)
 
 
 def settled(work: Callable[[], Any]) -> Any:
@@ -90,27 +89,27 @@ def settled(work: Callable[[], Any]) -> Any:
     except RuntimeError:
         given = work()
     else:
-        given = _handed_over(work)[0].result()
+        given = _handed_over(work).result()
     if not inspect.isawaitable(given):
         return given
-    waiting = asyncio.run_coroutine_threadsafe(_awaited(lambda: given, threading.Event()), _started_loop())
+    waiting = asyncio.run_coroutine_threadsafe(_awaited(lambda: given), _started_loop())
     try:
         return waiting.result()
     finally:  # nobody waits any more where it was interrupted
         waiting.cancel()
 
 
-def _handed_over(work: Callable[[], Any]) -> tuple[Future, threading.Event]:
-    """Have a daemon thread call ``work``: what it will give, and its end."""
-    future, end = Future(), threading.Event()
+def _handed_over(work: Callable[[], Any]) -> Future:
+    """Have a daemon thread call ``work``: what it will give."""
+    future: Future = Future()
     future.set_running_or_notify_cancel()
     try:
         inbox = _idle.pop()
     except IndexError:
         inbox = queue.SimpleQueue()
         threading.Thread(target=_serve, args=(inbox,), name="tool", daemon=True).start()
-    inbox.put(functools.partial(_fulfil, work, future, end))
-    return future, end
+    inbox.put(functools.partial(_fulfil, work, future))
+    return future
 
 
 def _serve(inbox: queue.SimpleQueue) -> None:
@@ -120,17 +119,14 @@ def _serve(inbox: queue.SimpleQueue) -> None:
         _idle.append(inbox)
 
 
-def _fulfil(work: Callable[[], Any], future: Future, end: threading.Event) -> None:
+def _fulfil(work: Callable[[], Any], future: Future) -> None:
     try:
-        value = work()
+        future.set_result(work())
     except BaseException as error:
         if not isinstance(error, Exception) or isinstance(error, StopIteration):
             # SystemExit would end the event loop, and StopIteration is what no future can hold
             error = RuntimeError(f"the tool raised {type(error).__name__}")
         future.set_exception(error)
-    else:
-        future.set_result(value)
-    end.set()
 
 
 # ---- async tools
@@ -141,27 +137,18 @@ _loop_lock = threading.Lock()
 async def on_tool_loop(work: Callable[[], Awaitable[Any]], limit_s: float, name: str) -> Any:
     """Await an async tool on the tools' event loop, which lives in a thread of its own, as in TRL.
 
-    So a tool that blocks holds up no sampling, and a client that a tool keeps open outlives the rollout's
+    So a tool holds up no sampling, and a client that a tool keeps open outlives the rollout's
     event loop.
     """
     _refuse_hung(name)
-    loop, end = _started_loop(), threading.Event()
-    future = asyncio.run_coroutine_threadsafe(_awaited(work, end), loop)
-    try:
-        return await _within(future, end, limit_s, name)
-    except TimeoutError:
-        if not end.is_set():
-            await _abandon_if_blocked(loop)
-        raise
+    return await _within(asyncio.run_coroutine_threadsafe(_awaited(work), _started_loop()), limit_s, name)
 
 
-async def _awaited(work: Callable[[], Awaitable[Any]], end: threading.Event) -> Any:
+async def _awaited(work: Callable[[], Awaitable[Any]]) -> Any:
     try:
         return await work()
     except (KeyboardInterrupt, SystemExit) as error:  # would end the event loop
         raise RuntimeError(f"the tool raised {type(error).__name__}") from None
-    finally:
-        end.set()
 
 
 def _started_loop() -> asyncio.AbstractEventLoop:
@@ -171,18 +158,6 @@ def _started_loop() -> asyncio.AbstractEventLoop:
             _tool_loop = asyncio.new_event_loop()
             threading.Thread(target=_tool_loop.run_forever, name="async tools", daemon=True).start()
         return _tool_loop
-
-
-async def _abandon_if_blocked(loop: asyncio.AbstractEventLoop) -> None:
-    """Leave an event loop behind that a tool blocks; the next call starts another."""
-    global _tool_loop
-    alive = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop))
-    await asyncio.wait({alive}, timeout=0.5)
-    if not alive.done():
-        alive.cancel()
-        with _loop_lock:
-            if _tool_loop is loop:
-                _tool_loop = None
 
 
 def _forget() -> None:

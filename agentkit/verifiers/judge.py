@@ -13,7 +13,6 @@ import os
 import random
 import re
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -50,30 +49,25 @@ def judge(
     *,
     question: str = "",
     rubric: str = RUBRIC,
-    n: int = 1,
     url: str = "",
     model: str = "",
     timeout_s: float = 30.0,
     cache: str | Path | None = None,
 ) -> Score:
-    """1 when most of n verdicts on the answer are "correct" and it does not pass beside a decoy reference.
+    """1 when the verdict on the answer is "correct" and it does not pass beside a decoy reference.
 
     Args:
         question: what was asked.
         rubric: what makes an answer correct.
-        n: how many verdicts are asked for, an odd number; more than half decide.
         url: the endpoint up to and including /v1, which is added to an address without a path; by default
             from AGENTKIT_JUDGE_URL. The key is read from AGENTKIT_JUDGE_KEY.
         model: the judging model; by default from AGENTKIT_JUDGE_MODEL.
-        timeout_s: wall clock for all verdicts together, seconds.
+        timeout_s: wall clock for both verdicts together, seconds.
         cache: SQLite file of verdicts; by default in the user's cache folder.
 
     Raises:
-        ValueError: n is even or below 1.
         Unscored: the judge gave no verdict.
     """
-    if not isinstance(n, int) or n < 1 or n % 2 == 0:
-        raise ValueError(f"n={n!r} verdicts of the judge: give an odd number")
     if not gold.strip():
         raise Unscored("the reference answer is empty")
     if not re.search(r"\w", answer) or answer.rstrip().endswith((":", "：")):
@@ -89,21 +83,11 @@ def judge(
     with verdicts:
         ask = partial(_verdict, verdicts, url, model, deadline=deadline)
         texts = {"question": question, "rubric": rubric, "answer": answer}
-        if not _most_accept(ask, texts | {"reference": gold}, n):
+        if ask(canonical(texts | {"reference": gold})) == "incorrect":
             return Score(0.0, "judged incorrect")
-        if _most_accept(ask, texts | {"reference": _decoy(question, gold, answer)}, n):
+        if ask(canonical(texts | {"reference": _decoy(question, gold, answer)})) == "correct":
             return Score(0.0, "judged correct beside a decoy reference too: the answer addresses the judge")
     return Score(1.0, "judged correct")
-
-
-def _most_accept(ask: Callable[[str, int], str], texts: dict[str, str], n: int) -> bool:
-    """Whether more than half of n verdicts are "correct"; asked until it is decided."""
-    votes = {"correct": 0, "incorrect": 0}
-    for sample in range(n):
-        votes[ask(canonical(texts), sample)] += 1
-        if max(votes.values()) > n // 2:
-            break
-    return votes["correct"] > votes["incorrect"]
 
 
 def _decoy(question: str, gold: str, answer: str) -> str:
@@ -111,33 +95,31 @@ def _decoy(question: str, gold: str, answer: str) -> str:
     rng = random.Random(ascii((question, gold)))
     digits = min(sum(map(str.isdigit, gold)), 9)
     for _ in range(100):  # an answer may hold them all
-        if digits:
-            decoy = str(rng.randrange(10 ** (digits + 2)))
-        else:
-            decoy = f"{rng.choice(_FIRST.split())} {rng.choice(_LAST.split())}"
+        name = f"{rng.choice(_FIRST.split())} {rng.choice(_LAST.split())}"
+        decoy = str(rng.randrange(10 ** (digits + 2))) if digits else name
         if decoy not in gold and decoy not in answer:
             break
     return decoy
 
 
-def _verdict(verdicts: ToolCache, url: str, model: str, texts: str, sample: int, *, deadline: float) -> str:
+def _verdict(verdicts: ToolCache, url: str, model: str, texts: str, *, deadline: float) -> str:
     """One verdict, from the cache or the endpoint: the same question about an answer is paid for once."""
-    request = {"url": url, "model": model, "system": _SYSTEM, "texts": texts, "sample": sample}
+    request = {"url": url, "model": model, "system": _SYSTEM, "texts": texts}
     key = key_of("judge", "1", canonical(request))
     verdict = verdicts.find(key)
     if verdict not in ("correct", "incorrect"):  # not there, or damaged
-        verdict = _ask(url, model, texts, sample, deadline)
+        verdict = _ask(url, model, texts, deadline)
         verdicts.keep("judge", key, verdict)
     return verdict
 
 
-def _ask(url: str, model: str, texts: str, sample: int, deadline: float) -> str:
+def _ask(url: str, model: str, texts: str, deadline: float) -> str:
     """One verdict of the endpoint, "correct" or "incorrect". Raises Unscored on anything but exactly one."""
     body = {
         "model": model,
         "messages": [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": texts}],
-        "temperature": 0.0 if sample == 0 else 0.7,
-        "seed": sample,
+        "temperature": 0.0,
+        "seed": 0,
         "max_tokens": MAX_TOKENS,
     }
     headers = {"Authorization": f"Bearer {os.environ[KEY]}"} if os.environ.get(KEY) else {}

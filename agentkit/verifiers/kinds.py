@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from functools import lru_cache, partial
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -24,14 +24,7 @@ from agentkit.verifiers.mathematics import symbolic
 from agentkit.verifiers.numbers import numeric
 from agentkit.verifiers.patterns import regex
 from agentkit.verifiers.programs import code
-from agentkit.verifiers.protocol import (
-    AS_LAST_LINE,
-    IN_SENTENCE,
-    MAX_CODE,
-    Reading,
-    final_answer,
-    whole_answer,
-)
+from agentkit.verifiers.protocol import MAX_CODE, Reading, final_answer, whole_answer
 from agentkit.verifiers.words import exact
 
 Verifier = Callable[..., Score | float]  # (answer, gold, *, trajectory=None, **options)
@@ -45,7 +38,6 @@ KINDS: dict[str, Verifier] = {
 }
 SHIPPED = frozenset(KINDS)
 _BY_PROTOCOL = frozenset(("exact", "numeric", "symbolic"))  # the others are shown all of an answer
-_UNFILLED = frozenset(("task", "environment", "env", "state"))  # expected by people, given by options alone
 
 
 def register(kinds: Mapping[str, Verifier]) -> None:
@@ -67,9 +59,6 @@ def register(kinds: Mapping[str, Verifier]) -> None:
         if before != now and os.path.isfile(before):
             warnings.warn(f"the verifier {kind!r} of {before} is replaced by that of {now}.", stacklevel=2)
     KINDS.update(kinds)
-
-
-_YOURS = ", or open the lab that has it (Lab.of(run))"
 
 
 def check(
@@ -95,11 +84,14 @@ def check(
         ValueError: unknown kind, or an option that a shipped kind does not take.
     """
     if kind not in KINDS:
-        raise ValueError(f"unknown verifier kind {kind!r}: use one of {', '.join(sorted(KINDS))}{_YOURS}")
+        known = ", ".join(sorted(KINDS))
+        raise ValueError(
+            f"unknown verifier kind {kind!r}: use one of {known}, or open the lab that has it (Lab.of(run))"
+        )
     if not isinstance(answer, str) or not answer.strip():
         return Score(0.0, "no answer")
     is_read = kind in _BY_PROTOCOL
-    read = final_answer(answer, box=options.pop("box", AS_LAST_LINE)) if is_read else Reading(answer)
+    read = final_answer(answer, box=options.pop("box", "")) if is_read else Reading(answer)
     if read.answer is None:
         return Score(0.0, f"no answer: {read.why}")
     if len(answer) > MAX_CODE:
@@ -107,7 +99,7 @@ def check(
     if gold is None:
         return Score(None, "there is no gold answer")
     try:
-        looks_at = _looks_at(verifier := KINDS[kind])
+        looks_at = inspect.signature(verifier := KINDS[kind]).parameters
         context = {"trajectory": trajectory, "question": question or None}
         options |= {name: held for name, held in context.items() if held is not None and name in looks_at}
         ask = partial(verifier, read.answer, str(gold), **options)
@@ -124,30 +116,18 @@ def check(
 def answer_of(task: Task, text: str) -> Reading:
     """The answer of a last turn, as the task's verifier wants it; or why there is none."""
     if verifier_kind(task) in _BY_PROTOCOL:
-        return final_answer(text, box=task.verifier.get("box", AS_LAST_LINE))
+        return final_answer(text, box=task.verifier.get("box", ""))
     return whole_answer(text)
 
 
 def reads_by_protocol(task: Task) -> bool:
     """Whether the verifier takes an answer from its place only: the last line or a lone box."""
-    return verifier_kind(task) in _BY_PROTOCOL and task.verifier.get("box") != IN_SENTENCE
+    return verifier_kind(task) in _BY_PROTOCOL and task.verifier.get("box") != "sentence"
 
 
 def looks_at_calls(kind: str) -> bool:
     """Whether this kind of verifier looks at the trajectory, and not at the answer alone."""
-    return kind in KINDS and "trajectory" in _looks_at(KINDS[kind])
-
-
-def _looks_at(verifier: Verifier) -> frozenset[str]:
-    try:
-        return _parameters(verifier)
-    except TypeError:  # a dataclass has no hash
-        return _parameters.__wrapped__(verifier)
-
-
-@lru_cache(maxsize=256)
-def _parameters(verifier: Verifier) -> frozenset[str]:
-    return frozenset(inspect.signature(verifier).parameters)
+    return kind in KINDS and "trajectory" in inspect.signature(KINDS[kind]).parameters
 
 
 def _as_score(kind: str, result: object) -> Score:
@@ -178,13 +158,5 @@ def verify(task: Task, answer: str | Trajectory | None) -> Score:
     kind = options.pop("kind", None)
     if kind not in SHIPPED:  # one of yours may change what it is given, which is the suite's
         options = deepcopy(options)
-        if kind in KINDS and (unfilled := _UNFILLED & _looks_at(KINDS[kind]) - options.keys()):
-            warnings.warn(
-                f"the verifier {kind!r} has a parameter {min(unfilled)!r}, which no option fills: "
-                "put what it needs into the task's verifier options; what was called stands in trajectory",
-                stacklevel=2,
-            )
     options.setdefault("question", task.prompt)
-    if wrong := {"answer", "gold", "trajectory"} & options.keys():
-        raise ValueError(f"no option of a verifier may be called {min(wrong)!r}, which it is given anyway")
     return check(kind, answer, task.answer, trajectory=trajectory, **options)

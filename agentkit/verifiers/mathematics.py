@@ -27,6 +27,7 @@ _FUNCTIONS = frozenset(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln lg exp sqrt abs pi min max gcd lcm "
     "mod det infty".split()
 )
+_SMALL_WORDS = frozenset(("or", "is", "no", "not", "and"))
 _COMMAND = re.compile(r"\\[A-Za-z]+")
 _TEXT = re.compile(r"\\(?:text[a-z]*|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{\w+\*?\}")
@@ -120,7 +121,11 @@ def _fault(given: str, wanted: str) -> str:
     bases, gold_bases = _BASE.findall(given), _BASE.findall(wanted)
     if bases and bases != (gold_bases or ["10"]):
         return "another base than the gold answer's"
-    extra = {word for word in _words(given) - _words(wanted) if len(word) > 3 or word in _SMALL_WORDS}
+    extra = {
+        word
+        for word in _words(given) - _words(wanted)
+        if len(word) > 3 or word in ("or", "is", "no", "not", "and")
+    }
     if extra == {"or"} and re.search(r"[=<>]|\\[lg]e", given) and re.search(r"[,<>]|\\cup|or", wanted):
         extra = set()
     if extra and not amount(given):
@@ -132,9 +137,6 @@ def _fault(given: str, wanted: str) -> str:
         return "a list where the gold answer is one value"
     unread = set(_UNREAD.findall(given)) - set(_UNREAD.findall(wanted))
     return f"signs that the gold answer lacks: {' '.join(sorted(unread))[:80]}" if unread else ""
-
-
-_SMALL_WORDS = frozenset(("or", "is", "no", "not", "and"))
 
 
 def _words(text: str) -> set[str]:

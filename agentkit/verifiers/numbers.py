@@ -115,8 +115,6 @@ _UNIT = re.compile(
 )
 _POWERS = (re.compile("^square (.*)", re.IGNORECASE), r"\1^2"), (re.compile("^cubic (.*)", re.I), r"\1^3")
 _VERB = re.compile("(?:are|is|do|does|did|will|were|was|has|have|can|must|remain|left|stay).*", re.IGNORECASE)
-_COUNTS = re.compile(r"\bhow many (?:are|do|does|did|will|were|remain|left)\b", re.IGNORECASE)
-_HOW_OLD = re.compile(r"\bhow (?:many years )?old\b", re.IGNORECASE)
 _PER_CENT = re.compile(
     r"\b(?:what|which|how many|in|as an?|what is the) per ?cent(?:age)?\b(?![ -]point)", re.IGNORECASE
 )
@@ -132,11 +130,7 @@ def asks_for(unit: str, question: str) -> bool:
         named = list(_named(phrase, question))
         if any(known(name) or phrase is _HOW_MANY for name in named):
             return any(same_unit(unit, name) for name in named)
-    if unit in ("years", "years old"):
-        return bool(_HOW_OLD.search(question))
-    is_counted = re.search(rf"\b\d+ {re.escape(unit)}\b", question)  # 12 apples .. How many are left?
-    is_thing = len(unit) > 3 and unit.isalpha() and not known(unit)
-    return bool(is_thing and is_counted and _COUNTS.search(question))
+    return False
 
 
 def names_unit(question: str) -> bool:
@@ -201,20 +195,19 @@ def known(unit: str) -> Any:
     """The unit that a name is to Pint, or None."""
     for pattern, form in _SPELLINGS:
         unit = pattern.sub(form, unit)
+    if not _PINT.fullmatch(unit):
+        return None
+    with _ONE_REGISTRY:
+        registry = _registry()
     try:
-        return _registry().parse_units(unit) if _PINT.fullmatch(unit) else None
+        return registry.parse_units(unit)
     except Exception:  # Pint raises many kinds on text that is no unit
         return None
 
 
+@lru_cache(maxsize=1)
 def _registry() -> Any:
     """The one registry of all threads: units of two registries cannot be compared."""
-    with _ONE_REGISTRY:
-        return _made_registry()
-
-
-@lru_cache(maxsize=1)
-def _made_registry() -> Any:
     import pint
 
     return pint.UnitRegistry(cache_folder=None)
@@ -284,14 +277,11 @@ def is_unit(name: str) -> bool:
 
 def compared(given: Fraction, wanted: Fraction, abs_tol: float, rel_tol: float) -> Score:
     """Exactly equal, or within a declared tolerance."""
-    if abs(given - wanted) <= max(_as_written(abs_tol), _as_written(rel_tol) * abs(wanted)):
+    # 0.3 as it is written, not the float just below it
+    absolute, relative = (Fraction(str(max(tolerance, 0.0))) for tolerance in (abs_tol, rel_tol))
+    if abs(given - wanted) <= max(absolute, relative * abs(wanted)):
         return Score(1.0, "within tolerance")
     return Score(0.0, f"{_readable(given)} is not {_readable(wanted)}")
-
-
-def _as_written(tolerance: float) -> Fraction:
-    """0.3, not the float just below it."""
-    return Fraction(str(max(tolerance, 0.0)))
 
 
 def _readable(value: Fraction) -> str:

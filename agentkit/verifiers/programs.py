@@ -12,30 +12,28 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import takewhile
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 from agentkit.records import Score, Unscored
 from agentkit.runs.files import parse_json
-from agentkit.sandbox import MAX_INPUT, MAX_OUTPUT, run_python
+from agentkit.sandbox import MAX_INPUT, run_python
 from agentkit.tools.calculator import PARSING
 
 MAX_TESTS = 1_000
 MEMORY_MB = 512
 NOTHING = object()  # equal to no value
 ROUNDING = 1e-12  # of a number that should be 0
-REPORT = 48  # bytes of a report around its value
 _HARNESS = Path(__file__).with_name("isolated").joinpath("harness.py").read_text(encoding="utf-8")
 _FENCE = re.compile(r"(?P<before>(?:[^`~]|(?!```|~~~).)*+)(?P<marks>`{3,}+|~{3,}+)[ \t]*(?P<tag>[^`]*)")
 _PYTHON = re.compile(r"[{.\s]*i?py(?:thon)?[\d.]*(?![\w+#-])", re.IGNORECASE)
 _LEADS_IN = re.compile(r"(?:.*[:：])?[ \t*+-]*+(?:\d+[.)])?[ \t*]*")  # words, or a list's mark
 _DECIMAL = re.compile(r"[-+]?\d{1,5}\.\d{9,300}")  # of more digits than anybody asks for
 _ANSWER = re.compile(r"\A\s*(?:final )?answer[:：]\s*\n", re.IGNORECASE)
-MAX_ENDS = 8  # of one block, tried
 
 
 def code(
@@ -103,31 +101,17 @@ def is_code(answer: str, entry: str = "") -> bool:
 
 def _blocks(text: str) -> dict[str, bool]:
     """The fenced blocks that are tagged as Python (True) or not at all (False)."""
-    lines, at, found = text.split("\n"), 0, {}
-    while at < len(lines):
-        opened, at = _FENCE.fullmatch(lines[at]), at + 1
+    found: dict[str, bool] = {}
+    lines = iter(text.split("\n"))
+    for line in lines:
+        opened = _FENCE.fullmatch(line)
         tagged = bool(opened and _PYTHON.match(opened["tag"]))
         if tagged or (opened and _LEADS_IN.fullmatch(opened["before"])):
-            block, at = _block(lines, at, opened["marks"])
+            end = re.compile(rf"\s*{opened['marks']}{opened['marks'][0]}*\s*")
+            block = _outdented("\n".join(takewhile(lambda line, end=end: not end.fullmatch(line), lines)))
             if tagged or not opened["tag"].strip():
                 found[block] = tagged or found.get(block, False)
     return found
-
-
-def _block(lines: Sequence[str], start: int, marks: str) -> tuple[str, int]:
-    """The block from a line on, and the line behind it.
-
-    It ends with the first marks that leave a program, for others may stand in a docstring: on a line of their
-    own rather than behind code, and with the text where none do.
-    """
-    closing = (i for i in range(start, len(lines)) if lines[i].rstrip().endswith(marks))
-    ends = sorted(islice(closing, MAX_ENDS), key=lambda i: bool(lines[i].strip(f" \t{marks[0]}")))
-    last = [lines[i].rstrip().rstrip(marks[0]).rstrip() for i in ends]
-    found = [("\n".join([*lines[start:i], end]), i + 1) for i, end in zip(ends, last, strict=True)]
-    found = [
-        (_outdented(block), behind) for block, behind in [*found, ("\n".join(lines[start:]), len(lines))]
-    ]
-    return next((each for each in found if not _fault(each[0])), found[0])
 
 
 def _outdented(block: str) -> str:
@@ -166,15 +150,8 @@ def returned(
 def _passed(program: str, tests: Sequence[Any], entry: str, setup: str, timeout_s: float) -> int:
     """How many tests pass."""
     cases = [_case(test, entry) for test in tests]
-    _check_size(len(json.dumps(expected)) for _, expected in cases)
     reports = run_calls(program, setup, entry, [call for call, _ in cases], timeout_s)
     return sum(_fits(report, expected) for report, (_, expected) in zip(reports, cases, strict=True))
-
-
-def _check_size(sizes: Iterable[int]) -> None:
-    """Raises Unscored where results of these sizes are more than the sandbox gives back."""
-    if (size := sum(REPORT + size for size in sizes)) > MAX_OUTPUT:
-        raise Unscored(f"the tests expect {size} bytes of results, and the sandbox gives back {MAX_OUTPUT}")
 
 
 def _case(test: Any, entry: str) -> tuple[dict, dict]:
@@ -205,18 +182,15 @@ def _fits(report: dict, expected: dict) -> bool:
 
 def _same_print(printed: str, expected: str) -> bool:
     """Whether the lines are the same, but for spaces behind them; long decimals as in ``same``."""
-    lines, wanted = ([line.rstrip() for line in text.rstrip().splitlines()] for text in (printed, expected))
-    return len(lines) == len(wanted) and all(map(_same_line, lines, wanted))
+    words, wanted = (re.split(r"[ \t\r]*(\n)|( )", text.rstrip()) for text in (printed, expected))
+    return len(words) == len(wanted) and all(map(_same_word, words, wanted))
 
 
-def _same_line(line: str, gold: str) -> bool:
-    words, wanted = line.split(" "), gold.split(" ")
-    return line == gold or (len(words) == len(wanted) and all(map(_same_word, words, wanted)))
-
-
-def _same_word(word: str, gold: str) -> bool:
+def _same_word(word: str | None, gold: str | None) -> bool:
+    if word == gold or not word or not gold:
+        return word == gold
     is_close = _DECIMAL.fullmatch(word) and _DECIMAL.fullmatch(gold)
-    return word == gold or bool(is_close and math.isclose(float(word), float(gold), rel_tol=1e-9))
+    return bool(is_close and math.isclose(float(word), float(gold), rel_tol=1e-9))
 
 
 def same(value: Any, gold: Any) -> bool:

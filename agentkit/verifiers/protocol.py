@@ -15,13 +15,6 @@ from typing import NamedTuple
 
 MAX_ANSWER, MAX_CODE, MAX_TURN = 2_000, 20_000, 200_000  # characters
 MAX_BOXES = 100
-AS_LAST_LINE, IN_SENTENCE = "", "sentence"  # where the option ``box`` lets a box stand
-BEHIND = "the turn has text behind the answer line"
-MARKS = "the turn has two answer lines that differ"
-BOXES = "the turn has two boxes that differ"
-DENIED = "the turn denies its box in the line above"
-NOWHERE = r"the turn has no last line 'Answer: ...' and none that is only one \boxed{...}"
-NOTHING = "the turn has nothing where its answer should stand"
 _THOUGHT = re.compile(r"\A\s*<(think|thinking|thought)>.*?</\1>", re.DOTALL)
 _MARK = re.compile(
     r"""^[ \t>*_\#]*(?:
@@ -58,7 +51,7 @@ class Reading(NamedTuple):
     why: str = ""
 
 
-def final_answer(text: str, *, box: str = AS_LAST_LINE) -> Reading:
+def final_answer(text: str, *, box: str = "") -> Reading:
     """The answer of a last turn by the protocol.
 
     Args:
@@ -69,31 +62,31 @@ def final_answer(text: str, *, box: str = AS_LAST_LINE) -> Reading:
     Raises:
         ValueError: another ``box``.
     """
-    if box not in (AS_LAST_LINE, IN_SENTENCE):
-        raise ValueError(f"box is {box!r}: give {IN_SENTENCE!r}, or leave it out")
+    if box not in ("", "sentence"):
+        raise ValueError(f"box is {box!r}: give 'sentence', or leave it out")
     if len(text) > MAX_TURN:
         return _limited(text, MAX_TURN)
     text = _THOUGHT.sub("", text, count=1).strip()
     marks = list(_MARK.finditer(text))
     if len({mark["said"].strip(" *_.$") for mark in marks} - {""}) > 1:
-        return Reading(None, MARKS)
+        return Reading(None, "the turn has two answer lines that differ")
     found = list(_BOX.finditer(text))
     boxes = {(_content(text, start.end()) or "").strip() for start in found[:MAX_BOXES]}
     if len(boxes) > 1 or len(found) > MAX_BOXES:
-        return Reading(None, BOXES)
+        return Reading(None, "the turn has two boxes that differ")
     if marks:
         said, _, below = _without_delimiters(text[marks[-1].start("said") :]).partition("\n")
         if below.strip():
-            return Reading(None, BEHIND)
+            return Reading(None, "the turn has text behind the answer line")
     elif boxes and _DENIES_BELOW.search(_lead_in(text)):
-        return Reading(None, DENIED)
+        return Reading(None, "the turn denies its box in the line above")
     else:
         said = _boxed(text, box) if boxes else text
     said = said.strip(" \t\n_`")
     emphasised = _EMPHASISED.fullmatch(said)
     answer = _unboxed(emphasised[2] if emphasised else said)
     if "\n" in answer or _BOX.search(answer):
-        return Reading(None, NOWHERE)
+        return Reading(None, r"the turn has no last line 'Answer: ...' and none that is only one \boxed{...}")
     return _limited(answer, MAX_ANSWER)
 
 
@@ -111,16 +104,17 @@ def whole_answer(text: str) -> Reading:
     if len(text) > MAX_TURN:
         return _limited(text, MAX_TURN)
     text = _THOUGHT.sub("", text, count=1).strip()
-    is_whole = _FENCE.search(text) or _CODE.match(text)  # a comment in code may look like an answer line
-    starts = [] if is_whole else [mark.start("said") for mark in _MARK.finditer(text)]
+    starts = [mark.start("said") for mark in _MARK.finditer(text)]
+    if _FENCE.search(text) or _CODE.match(text):  # a comment in code may look like an answer line
+        starts = []
     programs = [start for start in starts if _CODE.match(text, start)]
-    start = (programs[:1] or starts[-1:] or [0])[0]
+    start = next(iter(programs or starts[-1:]), 0)
     return _limited(text[start:].strip(), MAX_CODE)
 
 
 def _limited(answer: str, limit: int) -> Reading:
     if not answer:
-        return Reading(None, NOTHING)
+        return Reading(None, "the turn has nothing where its answer should stand")
     if len(answer) > limit:
         return Reading(None, f"the answer has more than {limit} characters")
     return Reading(answer)
@@ -141,7 +135,7 @@ def _boxed(text: str, box: str) -> str:
     whole = _without_delimiters(text)
     last = whole.rsplit("\n", 1)[-1]
     led = _leading_box(last)
-    if box == IN_SENTENCE and (led is None or len(led[1].split()) > 2):
+    if box and (led is None or len(led[1].split()) > 2):
         return _in_last_sentence(whole) or whole
     return last if led else whole
 

@@ -44,14 +44,8 @@ def normalize(text: str) -> str:
 
     SQuAD's normalisation but for the accents, and "well-known" is two words. ``exact`` keeps more.
     """
-    folded = unicodedata.normalize("NFKD", text).casefold()
-    spaced = ""
-    for character in folded:
-        if unicodedata.category(character)[0] in "PS":
-            spaced += " "
-        elif not unicodedata.combining(character):
-            spaced += character
-    words = spaced.split()
+    letters = [c for c in unicodedata.normalize("NFKD", text).casefold() if not unicodedata.combining(c)]
+    words = "".join(" " if unicodedata.category(c)[0] in "PS" else c for c in letters).split()
     # "A" is a name where it stands alone
     return " ".join(word for word in words if word not in _ARTICLES) or " ".join(words)
 
@@ -72,9 +66,10 @@ def gaia_equal(answer: str | None, gold: str) -> bool:
     answer = str(answer)
     if _float(gold) is not None:
         return _gaia_element(answer, gold)
-    if "," in gold or ";" in gold:
-        elements, gold_elements = (re.split("[,;]", text) for text in (answer, gold))
-        return len(elements) == len(gold_elements) and all(map(_gaia_element, elements, gold_elements))
+    golds = re.split("[,;]", gold)
+    if len(golds) > 1:
+        elements = re.split("[,;]", answer)
+        return len(elements) == len(golds) and all(map(_gaia_element, elements, golds))
     return _bare(answer).translate(_NO_PUNCTUATION) == _bare(gold).translate(_NO_PUNCTUATION)
 
 
@@ -127,14 +122,12 @@ def _tokens(text: str) -> list[str]:
     text = re.sub(r"^\$(.*)\$$", r"\1", text.strip(" .*_`")).replace("&", " and ")
     text = _DASH.sub("-", _POWER.sub(lambda power: f"^{power[0]}", _DATE.sub(r"\2 \1", text)))
     found = _PIECE.findall(_ACCENT.sub("", unicodedata.normalize("NFKD", text)))
-    pairs = zip(found, [*found[1:], ""], strict=False)
-    return [token.strip().casefold() for token, following in pairs if not _is_article(token, following)]
-
-
-def _is_article(token: str, following: str) -> bool:
-    """Whether an article stands before a word: the A of Vitamin A and of A minor may be a letter."""
-    is_letter = len(following) < 2 or (token == "A" and following.islower())
-    return token.casefold() in _ARTICLES and not is_letter
+    return [
+        token.strip().casefold()
+        for token, following in zip(found, [*found[1:], ""], strict=True)
+        # the A of Vitamin A and of A minor may be a letter
+        if token.casefold() not in _ARTICLES or len(following) < 2 or (token == "A" and following.islower())
+    ]
 
 
 # how a rule normalises, and when two texts are equal to it

@@ -146,7 +146,7 @@ HOSTILE = [
     Program("death signal lifted", _c("prctl(1, 0, 0, 0, 0)"), FINE, "errno 1"),
     Program("another architecture's calls", _c("syscall(0x40000000 + 57)"), FINE, "errno 38"),
     Program("a program", "import subprocess\nsubprocess.run(['id'])", ERR, "PermissionError"),
-    Program("a shell", "import os\nos.system('id')", ERR, "PermissionError"),
+    Program("a shell", "import os\nassert os.system('id') == 0", ERR, "AssertionError"),
     Program("exec", "import os\nos.execv('/bin/sh', ['sh', '-c', 'id'])", ERR, "PermissionError"),
     Program("a shell by C", "import ctypes\nlibc = ctypes.CDLL(None)\nassert libc.system(b'echo out') != 0\nprint('none')", FINE, "none"),
     # ---- a second round: what one wall alone must stop
@@ -186,7 +186,7 @@ HOSTILE = [
     Program("the processor's limit ignored", "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass", ("timeout",), "", 0.5),
     Program("many busy threads", "import hashlib, threading\ndata = bytes(10**7)\ndef work():\n    while True: hashlib.sha256(data)\nfor _ in range(32): threading.Thread(target=work).start()", ("timeout",), "", 1.0),
     # ---- breaking the interpreter
-    Program("segfault", "import ctypes\nctypes.string_at(0)", ERR, "SIGSEGV"),
+    Program("segfault", "import ctypes\nctypes.string_at(0)", ERR, "signal 11"),
     Program("abort", "import os\nos.abort()", ERR),
     Program("endless recursion", "def f(): f()\nf()", ERR, "RecursionError"),
     Program("recursion limit lifted", "import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()", CRASH, "", 2.0),

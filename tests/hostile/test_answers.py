@@ -12,25 +12,22 @@ import time
 from collections import Counter
 
 import psutil
-import pytest
 from hostile.measure import rows_of, verdict
 
 from agentkit.verifiers import check
 from agentkit.verifiers.mathematics import _pool
-from agentkit.verifiers.pool import CHILDREN, TIMEOUT_S
+from agentkit.verifiers.pool import CHILDREN
 
 ROWS = rows_of()
 KINDS = ("exact", "numeric", "regex", "symbolic")
-LIMIT_S = TIMEOUT_S + 8  # the rest is for a machine that does other work too
+LIMIT_S = 28  # of a heavy answer, on a machine that does other work too
 EXPECTED = {"unscored": None, "refused by rule": 0, "accepted, though wrong": 1, "wrong": 0}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_labelled_answers_get_their_verdicts(kind):
-    own = [row for row in ROWS if row["kind"] == kind]
-    expected = [row["value"] if "is" not in row else EXPECTED[row["is"]] for row in own]
-    judged = [verdict(row) for row in own]
-    pairs = zip(own, expected, judged, strict=True)
+def test_labelled_answers_get_their_verdicts():
+    expected = [EXPECTED[row["is"]] if "is" in row else row["value"] for row in ROWS]
+    judged = [verdict(row) for row in ROWS]
+    pairs = zip(ROWS, expected, judged, strict=True)
     assert [(row, given) for row, value, given in pairs if given[0] != value] == []
 
 
@@ -67,9 +64,9 @@ def lives(process: psutil.Process) -> bool:
 
 def test_a_child_that_died_while_it_was_idle_costs_no_verdict():
     check("symbolic", "1+x", "x+1")
-    for child in list(_pool._idle):
-        child.process.kill()
-        child.process.wait()
+    for child in filter(None, list(_pool._places.queue)):
+        child.kill()
+        child.wait()
     assert check("symbolic", "2+x", "x+2").value == 1
 
 
@@ -79,7 +76,7 @@ def test_killed_checks_leave_no_process_behind():
         check("symbolic", f"10000000!+{number}", "1")
         check("regex", "a" * 40 + f"!{number}", "x", pattern="(a+)+$")
     left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before and lives(p)]
-    assert len(left) <= max(CHILDREN, 2)
+    assert len(left) <= CHILDREN
 
 
 def test_a_script_without_a_guard_is_not_run_again(tmp_path):

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from hostile.programs import HOSTILE, ORDINARY
+from hostile.programs import HOSTILE, ORDINARY, Program
 
 from agentkit.sandbox import run as sandbox
 from agentkit.tools.corpus import SHIPPED
@@ -82,32 +82,35 @@ def leftovers(outside: SimpleNamespace) -> list[str]:
     return [*map(str, litter), *(str(p) for base in bases for p in base.iterdir()), *outside.touched]
 
 
-@pytest.mark.parametrize("program", HOSTILE, ids=lambda program: program.name)
-def test_hostile_programs_are_contained(outside, program):
-    before = (outside.home / "secret").stat()
+def got_out(program: Program, outside: SimpleNamespace) -> str:
+    """What is wrong with how a hostile program ended; "" where it was contained."""
+    code, before = filled(program.code, outside), (outside.home / "secret").stat()
     start = time.monotonic()
-    result = sandbox.run_python(
-        filled(program.code, outside), timeout_s=program.timeout_s, memory_mb=program.memory_mb
-    )
-    wall = time.monotonic() - start
-    assert result.status in program.status, result
-    assert program.says in result.stdout + result.stderr, result
-    assert "agentkit-planted" not in result.stdout + result.stderr
-    assert "\x1b" not in result.stdout and "\0" not in result.stdout
-    assert max(len(result.stdout), len(result.stderr)) <= 4 * sandbox.zygote.MAX_OUTPUT + 200
-    assert wall < sandbox.zygote.WALL * program.timeout_s + OVERSHOOT_S + BUSY
-    assert (outside.home / "secret").stat() == before
-    assert leftovers(outside) == []
-    with pytest.raises(BlockingIOError):
-        outside.local.recv(9)  # nothing came through the Unix socket
-    fine = sandbox.run_python("print('fine')")
-    assert (fine.status, fine.stdout) == ("ok", "fine\n"), f"the next call suffered: {fine}"
+    result = sandbox.run_python(code, timeout_s=program.timeout_s, memory_mb=program.memory_mb)
+    wall, written = time.monotonic() - start, result.stdout + result.stderr
+    try:
+        assert result.status in program.status and program.says in written
+        assert "agentkit-planted" not in written and "\x1b" not in written and "\0" not in written
+        assert max(len(result.stdout), len(result.stderr)) <= 4 * sandbox.zygote.MAX_OUTPUT + 200
+        assert wall < sandbox.zygote.WALL * program.timeout_s + OVERSHOOT_S + BUSY
+        assert (outside.home / "secret").stat() == before
+        assert leftovers(outside) == []
+        with pytest.raises(BlockingIOError):
+            outside.local.recv(9)  # nothing came through the Unix socket
+        fine = sandbox.run_python("print('fine')")
+        assert (fine.status, fine.stdout) == ("ok", "fine\n"), "the next call suffered"
+    except AssertionError as error:
+        return f"{program.name}: {error} {str(result)[:600]}"
+    return ""
 
 
-@pytest.mark.parametrize(("name", "code", "shows"), ORDINARY, ids=[name for name, *_ in ORDINARY])
-def test_ordinary_programs_run(name, code, shows):
-    result = sandbox.run_python(code, stdin="41\n", timeout_s=60)
-    assert result.status == "ok" and result.stdout.strip() == shows, result
+def test_hostile_programs_are_contained(outside):
+    assert [fault for program in HOSTILE if (fault := got_out(program, outside))] == []
+
+
+def test_ordinary_programs_run():
+    results = [(*row, sandbox.run_python(row[1], stdin="41\n", timeout_s=60)) for row in ORDINARY]
+    assert [(name, r) for name, _, shows, r in results if (r.status, r.stdout.strip()) != ("ok", shows)] == []
 
 
 def test_nothing_runs_on(outside):

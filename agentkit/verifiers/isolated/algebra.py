@@ -210,7 +210,6 @@ def serve() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.setrecursionlimit(3_000)
-    print("end", flush=True)
     for request in sys.stdin:
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         try:
