@@ -189,10 +189,6 @@ def test_random_numbers_differ():
     assert len({run_python(code, timeout_s=30).stdout for _ in range(4)}) == 4
 
 
-def test_text_is_made_readable():
-    assert sandbox.readable(b"a\tb\r\nc\x1b[0m\x00\xff\xc2\x85") == "a\tb\nc\\x1b[0m\\x00\\xff\\x85"
-
-
 # ---- the caller's mistakes
 BAD = [
     ({"timeout_s": 0}, "seconds above 0"), ({"timeout_s": float("nan")}, "seconds above 0"),
@@ -203,11 +199,10 @@ BAD = [
 ]  # fmt: skip
 
 
-def test_a_bad_argument_is_refused_and_a_huge_program_is_the_programs_error():
+def test_a_bad_argument_is_refused():
     for options, says in BAD:
         with pytest.raises(ValueError, match=says):
             run_python("print(1)", **options)
-    assert run_python("#" * (sandbox.MAX_CODE + 1)).status == "error"
 
 
 # ---- many at once
@@ -245,22 +240,6 @@ def test_a_trainer_that_ignores_its_children_has_a_sandbox():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert "status='ok', stdout='6" in child.stdout, child
-
-
-def test_a_caller_without_descriptors_left_is_told_and_loses_none():
-    run_python("")
-    process, (soft, hard) = psutil.Process(), resource.getrlimit(resource.RLIMIT_NOFILE)
-    before = process.num_fds()
-    try:
-        for more in range(2, 8):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (before + more, hard))
-            result = run_python("print(1)")
-            assert result.status == "ok" or (
-                result.status == "refused" and "Too many open files" in result.stderr
-            )
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert process.num_fds() == before and run_python("print(1)").status == "ok"
 
 
 # ---- failing closed

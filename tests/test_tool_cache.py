@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import linecache
-import os
 import sqlite3
 import stat
 import subprocess
@@ -17,11 +16,10 @@ import time
 import pytest
 
 from agentkit import ToolCall
-from agentkit.records import DataError, DiskError
+from agentkit.records import DataError
 from agentkit.runs import project_root
 from agentkit.runs.labfile import load_module
-from agentkit.tools.cache import ToolCache, canonical, default_path, key_of
-from agentkit.tools.environments import CorpusEnvironment
+from agentkit.tools.cache import ToolCache, canonical, key_of
 from agentkit.tools.runtime import run_call, tool
 
 
@@ -306,30 +304,3 @@ for part in range(5):
         ]:
             assert cache.find(key_of("t", "", name)) == name
     assert [p.name for p in tmp_path.iterdir()] == ["t.sqlite"]
-
-
-def test_the_users_cache_folder_holds_it(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert default_path() == tmp_path / "agentkit" / "tools.sqlite"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert default_path() == tmp_path / ".cache" / "agentkit" / "tools.sqlite" and not os.listdir(tmp_path)
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # a user without a name, as in a container
-    with pytest.raises(DiskError, match="set HOME, or XDG_CACHE_HOME"):
-        default_path()
-
-
-def test_the_shipped_tools_answer_alike_with_and_without_it(corpus):
-    cache, environment = ToolCache(), CorpusEnvironment(corpus)
-    calls = [
-        ("search", {"query": q}) for q in ("capital of France", "population of Peru", "capital of France", "")
-    ]
-    calls += [("calculator", {"expression": e}) for e in ("6 * 7", "1 / 0", "6 * 7")]
-    for name, arguments in calls * 2:
-        (kept,), (plain,) = (ask(environment, name, cache, **arguments), ask(environment, name, **arguments))
-        assert (kept.observation, kept.ok) == (plain.observation, plain.ok)
-    assert cache.hits.total() == 2 + 5  # all but the two failures, which are asked every time
-    assert (
-        ask(CorpusEnvironment(corpus, top_k=1), "search", cache, query="capital of France")[0].cached is False
-    )

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
@@ -117,10 +114,6 @@ def test_an_async_tool_that_refuses_to_be_cancelled_holds_up_nobody():
     assert run("quick", environment).observation == "async tools"
 
 
-def test_an_async_tool_that_cancels_itself_fails_and_ends_nothing():
-    assert not run("cancels").ok
-
-
 def test_what_an_async_tool_keeps_open_outlives_the_rollout():
     class Keeps:
         loop = None
@@ -156,49 +149,6 @@ def test_calls_that_hang_are_bounded_and_the_tool_is_then_refused(monkeypatch):
     assert ok  # those that hung have ended
 
 
-def test_no_more_threads_than_the_bound(monkeypatch):
-    monkeypatch.setattr(tool_execution, "MAX_THREADS", 4)
-    most = 0
-
-    class Counts:
-        def count(self) -> str:
-            nonlocal most
-            most = max(
-                most,
-                sum(thread.name == "tool" and thread.is_alive() for thread in threading.enumerate()) - before,
-            )
-            time.sleep(0.02)
-            return "done"
-
-    async def many():
-        return await asyncio.gather(*(run_call(ToolCall("count", {}), Counts()) for _ in range(40)))
-
-    before = sum(thread.name == "tool" for thread in threading.enumerate())
-    assert all(r.ok for r in asyncio.run(many())) and most <= 4
-
-
-def test_a_forked_process_has_threads_and_an_event_loop_of_its_own(tmp_path):
-    class Both:
-        def plain(self) -> str:
-            return "plain"
-
-        async def later(self) -> str:
-            return "later"
-
-    def ask():
-        return [run(name, Both()).observation for name in ("plain", "later")]
-
-    assert ask() == ["plain", "later"]
-    child = os.fork()
-    if not child:
-        try:
-            (tmp_path / "found").write_text(" ".join(ask()))
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    assert (tmp_path / "found").read_text() == "plain later"
-
-
 class Loud(str):
     """Text with methods of its own."""
 
@@ -225,30 +175,6 @@ def test_an_exception_without_a_message_is_an_observation_and_text_is_plain():
         assert found.observation == f"Error: {says}." and not found.ok
     found = run("loud", Silent())
     assert found.ok and type(found.observation) is str and found.observation == "fine"
-
-
-WORKERS = """
-import asyncio, os, time, torch
-from agentkit.tools.runtime import run_blocking
-async def threads():
-    start = time.monotonic()
-    while (count := len(os.listdir("/proc/self/task"))) >= before and time.monotonic() - start < 10:
-        await asyncio.sleep(0.05)  # one that has ended is listed for a moment
-    return count
-torch.ones(4_000_000).sum()
-before = len(os.listdir("/proc/self/task"))
-after = run_blocking(threads())
-torch.ones(4_000_000).sum()
-print(before - after, len(os.listdir("/proc/self/task")) - after)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="torch brings libgomp on Linux")
-def test_a_thread_that_waits_for_rollouts_keeps_no_workers():
-    """libgomp counts them, and where there are more than cores all workers sleep between operations."""
-    command, environ = [sys.executable, "-c", WORKERS], os.environ | {"OMP_NUM_THREADS": "2"}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
-    assert done.stdout.split() == ["1", "1"], done.stderr
 
 
 def test_a_notebook_that_is_interrupted_waits_for_no_rollout():

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import math
 import threading
-import time
 
 import pytest
 from hypothesis import given
@@ -17,9 +15,7 @@ from agentkit.tools import calculate, run_program, search_passages
 from agentkit.tools import files as file_tool
 from agentkit.tools.environments import CodeEnvironment
 from agentkit.tools.files import Workspace
-from agentkit.tools.python import with_last_shown
 from agentkit.tools.runtime import run_call
-from agentkit.verifiers.programs import extract_code
 
 CHARACTERS = st.text(st.characters(), max_size=60)
 
@@ -186,26 +182,3 @@ def test_a_program_that_waits_for_its_turn_loses_no_time():
         return await asyncio.gather(*calls)
 
     assert [r.observation for r in asyncio.run(one_too_many()) if not r.ok] == []
-
-
-def test_texts_are_parsed_one_at_a_time(monkeypatch):
-    """CPython 3.11 counts the parser's recursion depth for all threads together, and may fail with two."""
-    own, inside, most = ast.parse, [], []
-
-    def slowly(*args, **options):
-        inside.append(1)
-        most.append(len(inside))
-        time.sleep(0.1)
-        try:
-            return own(*args, **options)
-        finally:
-            inside.pop()
-
-    monkeypatch.setattr(ast, "parse", slowly)
-    works = (calculate, "1 + 1"), (with_last_shown, "1 + 1"), (extract_code, "```python\nx = 1\n```")
-    threads = [threading.Thread(target=work, args=(text,)) for work, text in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(most) >= 3 and max(most) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from fractions import Fraction
@@ -387,20 +386,6 @@ def test_registering_replaces_the_users_own_and_no_shipped_kind(kinds):
     for wrong in (lambda answer: 1.0, lambda answer, gold, tolerance: 1.0, 5):
         with pytest.raises(ValueError, match=r"'odd' cannot be called with \(answer, gold\)"):
             register({"odd": wrong})
-
-
-def test_a_kind_that_another_file_has_registered_is_replaced_with_a_warning(kinds, tmp_path):
-    labs = []
-    for name in ("v1", "v2"):
-        write = tmp_path / f"{name}.py"
-        write.write_text("def mine(answer, gold):\n    return 1.0\n")
-        exec(compile(write.read_text(), write, "exec"), space := {})
-        labs.append({"mine": space["mine"]})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        register(labs[0]), register(labs[0])
-    with pytest.warns(UserWarning, match=r"verifier 'mine' of .*v1\.py is replaced by that of .*v2\.py"):
-        register(labs[1])
 
 
 def test_verify_reads_the_tasks_verifier_and_a_trajectorys_answer(suite, kinds):

@@ -5,7 +5,6 @@ Leaves out: what a program means; tools/python.py and verifiers/programs.py read
 
 from agentkit.sandbox.run import (
     AT_ONCE,
-    MAX_CODE,
     MAX_INPUT,
     MAX_OUTPUT,
     NONE,
@@ -17,6 +16,6 @@ from agentkit.sandbox.run import (
 )
 
 __all__ = [
-    "AT_ONCE", "MAX_CODE", "MAX_INPUT", "MAX_OUTPUT", "NONE", "WAY_OUT", "Result", "close", "missing",
+    "AT_ONCE", "MAX_INPUT", "MAX_OUTPUT", "NONE", "WAY_OUT", "Result", "close", "missing",
     "run_python",
 ]  # fmt: skip

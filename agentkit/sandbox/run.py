@@ -21,7 +21,6 @@ from agentkit.sandbox import canaries, zygote
 from agentkit.sandbox.client import Client
 from agentkit.sandbox.paths import preloaded
 
-MAX_CODE = 1_000_000  # characters
 MAX_INPUT = 4 * 2**20  # bytes of stdin and of files together
 MAX_OUTPUT = zygote.MAX_OUTPUT  # bytes of stdout and of stderr
 MAX_TIMEOUT_S = 3_600.0
@@ -72,9 +71,6 @@ def run_python(
         ValueError: a bad limit or file name: the caller's mistake, never the program's.
     """
     request = _request(code, timeout_s, memory_mb, files or {}, stdin)
-    if len(code) > MAX_CODE:
-        why = f"the program has {len(code)} characters; the limit is {MAX_CODE}\n"
-        return Result("error", "", why, 0.0)
     if why := missing():
         return Result("refused", "", f"{NONE}: {why}; {WAY_OUT}\n", 0.0)
     try:
