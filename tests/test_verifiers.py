@@ -169,7 +169,7 @@ UNITS = [
 ]  # fmt: skip
 ASKED = [
     ("How many apples are left?", "5 apples", "5 pears"), ("What is its length in km?", "5 km", "5 m"), ("What percentage is it?", "5%", "5 km"),
-    ("How many dollars does he pay?", "$5", "€5"), ("He is 3. How old is she?", "5 years", "5 days"),
+    ("How many dollars does he pay?", "$5", "€5"),
 ]  # fmt: skip
 
 

@@ -28,7 +28,7 @@ class Workspace:
         others = {name: text for name, text in self.files.items() if name != path and isinstance(text, str)}
         if len(content) > MAX_FILE:
             raise ValueError(f"the content has {len(content)} characters; the limit of a file is {MAX_FILE}")
-        if sum(map(len, [*others, *others.values()])) + len(content) > MAX_TOTAL:
+        if sum(map(len, others.values())) + len(content) > MAX_TOTAL:
             raise ValueError(f"all files together would hold more than {MAX_TOTAL} characters")
         for name in self.files:
             if name.startswith(f"{path}/") or path.startswith(f"{name}/"):

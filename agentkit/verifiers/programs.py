@@ -108,7 +108,8 @@ def _blocks(text: str) -> dict[str, bool]:
         tagged = bool(opened and _PYTHON.match(opened["tag"]))
         if tagged or (opened and _LEADS_IN.fullmatch(opened["before"])):
             end = re.compile(rf"\s*{opened['marks']}{opened['marks'][0]}*\s*")
-            block = _outdented("\n".join(takewhile(lambda line, end=end: not end.fullmatch(line), lines)))
+            inside = takewhile(lambda line, end=end: not end.fullmatch(line), lines)
+            block = _outdented("".join(f"{line}\n" for line in inside))
             if tagged or not opened["tag"].strip():
                 found[block] = tagged or found.get(block, False)
     return found

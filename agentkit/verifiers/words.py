@@ -124,7 +124,7 @@ def _tokens(text: str) -> list[str]:
     found = _PIECE.findall(_ACCENT.sub("", unicodedata.normalize("NFKD", text)))
     return [
         token.strip().casefold()
-        for token, following in zip(found, [*found[1:], ""], strict=True)
+        for token, following in zip(found, [*found[1:], ""], strict=False)
         # the A of Vitamin A and of A minor may be a letter
         if token.casefold() not in _ARTICLES or len(following) < 2 or (token == "A" and following.islower())
     ]
