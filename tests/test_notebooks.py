@@ -10,16 +10,19 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import papermill
 import pytest
 from papermill.exceptions import PapermillExecutionError
 
+from agentkit import Lab
 from agentkit.cli import main
 from agentkit.evaluation import Comparison
 from agentkit.runs import load_run, read_json
 from agentkit.runs.stages import STAGES
+from agentkit.views.widgets import group_view
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = {"n_tasks": 60, "sft_transcripts": 1, "test_samples": 1, "steps": 2, "prompts_per_step": 2, "group_size": 4,
@@ -93,6 +96,17 @@ def test_executed_notebooks_show_figures_no_errors_and_no_warnings(finished):
     assert len(figures) == 1, "live curves are redrawn in place"
     text = (finished / "05_compare.ipynb").read_text()
     assert "application/vnd.plotly.v1+json" in text and "<iframe" in text
+
+
+def test_the_trajectories_that_an_alarm_points_at_are_shown(finished):
+    run = load_run(finished)
+    notebook = nbformat.read(ROOT / "notebooks" / "04_diagnostics.ipynb", as_version=4)
+    (code,) = (cell.source for cell in notebook.cells if cell.source.startswith("groups = "))
+    task = run.trajectories(2)[-1].task_id
+    alarm = SimpleNamespace(evidence=[f"2:{task}#{sample}" for sample in range(4)])
+    space = {"run": run, "alarms": [alarm], "lab": Lab.of(run), "group_view": group_view}
+    exec(code, space)
+    assert [(t.task_id, t.step) for t in space["shown"]] == [(task, 2)] * 4
 
 
 def test_run_folders_are_private(finished):
