@@ -223,11 +223,12 @@ def sweep_command(
 
 def _compare_arms(run: Run, as_json: bool) -> int:
     """Notebook 06 of a sweep, and what it answers."""
+    from agentkit.views.static import write_page
+
     with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
         stages.execute("06_ablations", run, {})
-    result = read_json(run.file("ablations.json"))
-    text = f"{result['answer']}\nrun card: {run.file('report.html')}"
-    return _print(as_json, {"run": str(run.path), **result}, text)
+    result, page = read_json(run.file("ablations.json")), write_page(run.file("06_ablations.ipynb"))
+    return _print(as_json, {"run": str(run.path), **result}, f"{result['answer']}\npage: {page}")
 
 
 def preflight_command(

@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from agentkit.evaluation.behaviour import MEASURES, behaviour
+from agentkit.evaluation.behaviour import HABITS, behaviour
 from agentkit.evaluation.examples import examples
 from agentkit.evaluation.failures import FAILURES, failure_class, failures
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.rollouts import rollout
-from agentkit.rollouts.call_formats import FORMATS, format_call
 
 
 def step(tool, expect=None, **arguments):
@@ -49,8 +48,6 @@ PLAIN = Task("plain", "Say hello.", "hello", "exact", "custom", tools=(), meta={
 OPPOSITE = Task("opposite", "The opposite of hot?", "cold", "exact", "custom", tools=(), meta={"plan": []})
 TASKS = [RATIO, CHAIN, WHICH, CODE, GIVES, OPEN, PLAIN, OPPOSITE]
 
-SEARCH = [{"type": "function", "function": {"name": "search", "parameters": {
-    "type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}}}]  # fmt: skip
 SUDAN = ToolResult("search", {"query": "area of Sudan"}, "[1] The area of Sudan is 1861484 square km.", True)
 JAPAN = ToolResult("search", {"query": "area of Japan"}, "[1] The area of Japan is 377835 square km.", True)
 RIGHT = ToolResult("calculator", {"expression": "round(1861484 / 377835, 2)"}, "4.93", True)
@@ -70,10 +67,10 @@ RAN = ToolResult("python", {"code": "print(f(2))"}, "5", True)
 TESTED = ToolResult("python", {"code": "def f(n):\n  return n\nprint(f(2))"}, "2", True)
 
 
-def made(task, answer, *calls, success=0.0, stop=StopReason.ANSWER, sample=0, said="", policy="sft"):
+def made(task, answer, *calls, success=0.0, stop=StopReason.ANSWER, sample=0, policy="sft"):
     """One trajectory: each call is a turn (a tuple of calls is one turn), then the answer."""
     turns = [
-        Turn(f"{said}<tool_call>...</tool_call><|im_end|>", (0, 1), c if isinstance(c, tuple) else (c,))
+        Turn("<tool_call>...</tool_call><|im_end|>", (0, 1), c if isinstance(c, tuple) else (c,))
         for c in calls
     ]
     turns += [Turn(f"Answer: {answer}<|im_end|>", (0, 1))] if answer is not None else []
@@ -125,92 +122,52 @@ def test_failures_count_each_failed_trajectory_once_and_leave_out_the_unscored()
     failed = [t for _, t in CASES]
     others = [made(RATIO, "4.93", SUDAN, JAPAN, RIGHT, success=1.0), made(RATIO, "?", SUDAN, success=None)]
     found = failures({"sft": failed + others, "grpo": others}, TASKS)
-    assert sum(own["sft"] for own in found.counts.values()) == len(failed) and found.totals == {
-        "sft": len(failed) + 1,
-        "grpo": 1,
-    }
-    assert found.unscored == {"sft": 1, "grpo": 1} and list(found.counts) == list(FAILURES)
-    assert (
-        found.counts
-        == {c: {"sft": n, "grpo": 0} for c, n in Counter(c for c, _ in CASES).items()} | found.counts
-    )
-    assert f"sft: {len(failed)} of {len(failed) + 1} trajectories failed" in found.sentences()[0]
-    assert found.table().loc["all failures", "grpo"] == "0 (0.0%)"
-    assert "1 trajectories could not be scored" in found._repr_html_()
+    assert dict(found["sft"]) == Counter(c for c, _ in CASES) and list(found.index) == list(FAILURES)
+    assert found["grpo"].sum() == 0 and failures({"sft": others}, TASKS).empty
 
 
 @pytest.mark.parametrize(
     ("name", "trajectory", "wanted"),
     [
-        ("retries", made(RATIO, "4.93", SUDAN, BROKEN, JAPAN), (1, 1)),
-        ("retries", made(RATIO, "4.93", SUDAN, BROKEN), (0, 1)),
-        ("retries", made(RATIO, None, SUDAN, BROKEN), (0, 0)),  # nothing came after: no occasion
-        ("recovers", made(RATIO, "4.93", BROKEN, BROKEN, JAPAN), (1, 2)),
-        ("plans", made(RATIO, "4.93", SUDAN, said="First I need both areas. "), (1, 1)),
-        ("plans", made(RATIO, "4.93", SUDAN, said="<think>First I need both areas.</think>"), (1, 1)),
-        ("plans", made(RATIO, "4.93", SUDAN), (0, 1)),
-        ("plans", made(RATIO, "4.93"), (0, 0)),
-        ("ungrounded", made(CODE, "def f(n): return n", TESTED), (0, 1)),
-        ("ungrounded", made(CODE, "def f(n): return 2 * n", TESTED), (1, 1)),
-        ("ungrounded", made(CODE, "def f(n): return n", replace(TESTED, ok=False)), (1, 1)),
-        ("skips", made(GIVES, "4", RAN), (0, 0)),
-        ("verifies", made(RATIO, "4.93", SUDAN, JAPAN, RIGHT, RIGHT), (1, 1)),
-        ("verifies", made(RATIO, "4.93", SUDAN, JAPAN, RIGHT), (0, 1)),
-        ("verifies", made(RATIO, "7", SUDAN, JAPAN, RIGHT), (0, 0)),
-        ("repeats", made(RATIO, "4.93", SUDAN, JAPAN, SUDAN), (1, 3)),
-        ("calls", made(RATIO, "4.93", SUDAN, (JAPAN, RIGHT), success=1.0), (3, 1)),
-        ("calls", made(RATIO, "4", SUDAN, (JAPAN, RIGHT)), (0, 0)),
-        ("no_tool", made(RATIO, "5"), (1, 1)),
-        ("no_tool", made(PLAIN, "hello"), (0, 0)),
-        ("skips", made(RATIO, "5", SUDAN, SUDAN, JAPAN), (1, 1)),
-        ("skips", made(RATIO, "5", SUDAN, JAPAN, RIGHT), (0, 1)),
-        ("skips", made(OPEN, "Jane Austen"), (0, 0)),
-        ("ungrounded", made(RATIO, "5", SUDAN, JAPAN, RIGHT), (1, 1)),
-        ("ungrounded", made(CHAIN, "lusaka.", ZAMBIA, LUSAKA), (0, 1)),
-        ("gives_up", made(OPEN, "No information about this."), (1, 1)),
-        ("gives_up", made(OPEN, "Jane Austen"), (0, 1)),
+        ("Retries", made(RATIO, "4.93", SUDAN, BROKEN, JAPAN), (1, 1)),
+        ("Retries", made(RATIO, "4.93", SUDAN, BROKEN), (0, 1)),
+        ("Retries", made(RATIO, None, SUDAN, BROKEN), (0, 0)),  # nothing came after: no occasion
+        ("Recovers", made(RATIO, "4.93", BROKEN, BROKEN, JAPAN), (1, 2)),
+        ("Verifies", made(RATIO, "4.93", SUDAN, JAPAN, RIGHT, RIGHT), (1, 1)),
+        ("Verifies", made(RATIO, "4.93", SUDAN, JAPAN, RIGHT), (0, 1)),
+        ("Verifies", made(RATIO, "7", SUDAN, JAPAN, RIGHT), (0, 0)),
+        ("Repeats", made(RATIO, "4.93", SUDAN, JAPAN, SUDAN), (1, 3)),
+        ("Shortcut: answers", made(RATIO, "5"), (1, 1)),
+        ("Shortcut: answers", made(PLAIN, "hello"), (0, 0)),
+        ("Shortcut: skips", made(RATIO, "5", SUDAN, SUDAN, JAPAN), (1, 1)),
+        ("Shortcut: skips", made(RATIO, "5", SUDAN, JAPAN, RIGHT), (0, 1)),
+        ("Shortcut: skips", made(GIVES, "4", RAN), (0, 0)),
+        ("Shortcut: answer from", made(RATIO, "5", SUDAN, JAPAN, RIGHT), (1, 1)),
+        ("Shortcut: answer from", made(CHAIN, "lusaka.", ZAMBIA, LUSAKA), (0, 1)),
+        ("Shortcut: answer from", made(CODE, "def f(n): return n", TESTED), (0, 1)),
+        ("Shortcut: answer from", made(CODE, "def f(n): return n", replace(TESTED, ok=False)), (1, 1)),
+        ("Gives up", made(OPEN, "No information about this."), (1, 1)),
+        ("Gives up", made(OPEN, "Jane Austen"), (0, 1)),
     ],
 )
-def test_each_measure_on_a_literal(name, trajectory, wanted):
-    values = MEASURES[name].values(trajectory, {t.id: t for t in TASKS}[trajectory.task_id])
+def test_each_habit_on_a_literal(name, trajectory, wanted):
+    (habit,) = (habit for habit in HABITS if habit.title.startswith(f"{name} ") or habit.title == name)
+    values = habit.values(trajectory, {t.id: t for t in TASKS}[trajectory.task_id])
     assert (sum(values), len(values)) == wanted
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_a_call_is_no_plan_in_any_form(form):
-    call = format_call("search", {"query": "area of Sudan in square kilometres"}, form, SEARCH)
-    for said, is_plan in ((call, 0), (f"First I need both areas. {call}", 1)):
-        (first, *rest) = made(RATIO, "4.93", SUDAN).turns
-        t = replace(made(RATIO, "4.93", SUDAN), turns=(replace(first, text=said), *rest))
-        assert sum(MEASURES["plans"].values(t, RATIO)) == is_plan, said
+@pytest.mark.parametrize(
+    "text", ["\ud800", "\0", "9" * 500, "1e999999", "(" * 100_000, "a" * 1_000_000, "−5"]
+)
+def test_nothing_a_model_wrote_breaks_the_reading(text):
+    t = made(RATIO, text, ToolResult(text[:50], {"q": text}, text, True), SUDAN)
+    assert failure_class(t, RATIO) in FAILURES and len(behaviour({"sft": [t]}, TASKS)) == len(HABITS)
 
 
-def test_nothing_a_model_wrote_breaks_or_steers_the_reading():
-    hostile = [
-        "<script>alert(1)</script>",
-        "\ud800",
-        "\0",
-        "9" * 500,
-        "1e999999",
-        "(" * 100_000,
-        "a" * 1_000_000,
-        "| & % \\",
-        "−5",
-    ]
-    for text in hostile:
-        t = made(RATIO, text, ToolResult(text[:50], {"q": text}, text, True), SUDAN, said=text[:1000])
-        assert failure_class(t, RATIO) in FAILURES
-        assert behaviour({"sft": [t]}, TASKS).table() is not None
-    odd = Task("ratio", "?", "4.93", "exact", meta={"plan": "none", "answer_if": [1]})
-    assert failure_class(made(RATIO, "5", SUDAN), odd) in FAILURES
-    assert (
-        failure_class(
-            made(RATIO, "5", SUDAN), Task("ratio", "?", "4.93", meta={"plan": [3, {}, {"tool": "x"}]})
-        )
-        in FAILURES
-    )
-    shown = behaviour({"<b>sft": [made(RATIO, "5", SUDAN)]}, TASKS)._repr_html_()
-    assert "&lt;b&gt;sft" in shown and "<b>" not in shown
+def test_a_plan_of_another_form_is_none():
+    for meta in ({"plan": "none", "answer_if": [1]}, {"plan": [3, {}, {"tool": "x"}]}):
+        odd = Task("ratio", "?", "4.93", "exact", meta=meta)
+        assert failure_class(made(RATIO, "5", SUDAN), odd) in FAILURES
 
 
 @pytest.mark.parametrize(
@@ -228,21 +185,19 @@ def test_nothing_a_model_wrote_breaks_or_steers_the_reading():
 def test_a_scripted_flaw_is_found_as_what_it_is(suite, tokenizer, flaws, classes):
     tasks = suite.split("test")
     rolled = rollout(tasks, ScriptedPolicy(tokenizer, flaws), seed=1)
-    counts = {c: own["flawed"] for c, own in failures({"flawed": rolled}, tasks).counts.items()}
-    assert sum(counts.values()) > 3
-    assert sum(counts.get(c, 0) for c in classes) >= 0.9 * sum(counts.values()), counts
+    counts = failures({"flawed": rolled}, tasks)["flawed"]
+    assert counts.sum() > 3 and counts[counts.index.isin(classes)].sum() >= 0.9 * counts.sum(), counts
 
 
 def test_habits_are_shares_of_their_occasions_clustered_by_task():
     tasks = [Task(f"t{i}", "?", "4.93", "exact", meta=RATIO.meta) for i in range(24)]
     after = [made(t, "4.93", SUDAN, JAPAN, RIGHT, success=1.0, sample=k) for t in tasks[3:] for k in range(3)]
     after += [made(t, "5", SUDAN, sample=k) for t in tasks[:3] for k in range(3)]
-    got = behaviour({"grpo": after}, tasks)
-    skips = got.rates["skips"]["grpo"]
-    assert skips["value"] == pytest.approx(3 / 24) and (skips["occasions"], skips["tasks"]) == (72, 24)
-    assert 0.02 < skips["ci95"][0] < 0.06 and 0.28 < skips["ci95"][1] < 0.35, "of 24 tasks, not of 72 samples"
-    assert got.rates["retries"]["grpo"] == {"value": None, "ci95": None, "occasions": 0, "tasks": 0}
-    assert "no occasion" in got.table().loc["Retries after a failed call", "grpo"]
+    got = behaviour({"grpo": after}, tasks).set_index("habit")
+    skips = got.loc["Shortcut: skips a planned step"]
+    assert skips["share"] == pytest.approx(3 / 24) and (skips["occasions"], skips["tasks"]) == (72, 24)
+    assert 0.02 < skips["low"] < 0.06 and 0.28 < skips["high"] < 0.35, "of 24 tasks, not of 72 samples"
+    assert got.loc["Retries after a failed call", ["share", "low", "high"]].isna().all(), "no occasion"
 
 
 def test_examples_are_drawn_across_families_and_always_the_same():
@@ -256,12 +211,10 @@ def test_examples_are_drawn_across_families_and_always_the_same():
     ]
     got = examples({"sft": before, "grpo": after}, tasks)
     rates = {t.task_id: t.success for t in after}
-    assert len(got.gained) == 10 and all(rates[i] == 1.0 for i in got.gained)
-    assert len(got.failing) == 5 and all(rates[i] == 0.0 for i in got.failing)
-    chosen = got.table.iloc[:10]
-    kinds = Counter(zip(chosen["family"], chosen["difficulty"], strict=True))
+    assert list(got["outcome"]) == ["solved now"] * 10 + ["still fails"] * 5
+    assert [rates[i] for i in got.index] == [1.0] * 10 + [0.0] * 5
+    kinds = Counter(zip(got["family"][:10], got["difficulty"][:10], strict=True))
     assert len(kinds) == 4 and max(kinds.values()) == 3
-    assert set(got.table["how it failed"]) == {"fact not found"}
-    assert got.gained == examples({"sft": before[::-1], "grpo": after[::-1]}, tasks).gained
-    none = examples({"sft": after, "grpo": after}, tasks, failing=0)
-    assert none.gained == none.failing == [] and none._repr_html_()
+    assert set(got["how it failed"]) == {"fact not found"}
+    assert got.equals(examples({"sft": before[::-1], "grpo": after[::-1]}, tasks))
+    assert examples({"sft": after, "grpo": after}, tasks, failing=0).empty

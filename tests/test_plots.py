@@ -125,7 +125,7 @@ def test_dots_of_many_policies_stay_in_their_row_and_in_sight(count):
     tasks = [Task(f"t{i}", "?", "x") for i in range(6)]
     own = [trajectory(task.id, 1.0, k) for task in tasks for k in range(2)]
     figure = plots.behaviour_dots(behaviour({f"p{i}": own for i in range(count)}, tasks))
-    rows = np.array([trace.y for trace in figure.data])
+    rows = np.array([trace.y for trace in figure.data])[:, ::-1]  # from below
     low, high = figure.layout.yaxis.range
     assert rows.min() > low and rows.max() < high and rows.shape == (count, rows.shape[1])
     assert rows.shape[1] > 1 and (rows.max(axis=0)[:-1] < rows.min(axis=0)[1:]).all()
@@ -136,9 +136,10 @@ def test_dots_of_many_policies_stay_in_their_row_and_in_sight(count):
 def test_training_curves_draw_what_exists():
     figure = plots.training_curves(metrics())
     assert [a.text for a in figure.layout.annotations] == [title for _, title, _ in plots.PANELS]
-    assert {t.name for t in figure.data if t.showlegend} == {
-        "reward", "reward/correct", "reward/format", "validation (95 % interval)"
-    }  # fmt: skip
+    shown = [f"legend{i}" for i in range(1, 13) if figure.layout[f"legend{i}"].visible]
+    assert shown == ["legend1", "legend2"], "beside the panels of several curves"
+    named = {t.name for t in figure.data if t.showlegend and t.legend in shown}
+    assert named == {"reward", "correct", "format", "success", "validation, 95 % interval"}
     raw = next(t for t in figure.data if t.name == "success" and t.mode == "markers")
     assert raw.y[0] == pytest.approx(0.4)
     (validation,) = [t for t in figure.data if t.name.startswith("validation")]

@@ -10,7 +10,6 @@ Leaves out: the formulas (statistics), sampling and scoring (rollouts, verifiers
 
 from agentkit.evaluation.comparison import Comparison, compare, compare_by
 from agentkit.evaluation.summary import SOLVED, Samples, flatten, solved_tasks, summarize, task_success
-from agentkit.evaluation.tables import family_table
 
 __all__ = [
     "SOLVED",
@@ -18,7 +17,6 @@ __all__ = [
     "Samples",
     "compare",
     "compare_by",
-    "family_table",
     "flatten",
     "solved_tasks",
     "summarize",

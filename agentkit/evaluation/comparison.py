@@ -14,15 +14,12 @@ import pandas as pd
 from agentkit.evaluation import html, statistics, tables
 from agentkit.evaluation.headline import headline
 from agentkit.evaluation.summary import (
-    BREAKDOWNS,
     Samples,
     Values,
-    clusters_of,
-    labels_of,
-    named,
+    breakdown,
+    flatten,
     rates,
     same_tasks,
-    split_by,
     summarize,
     values_of,
 )
@@ -87,18 +84,6 @@ class Comparison:
         n = len(self.paired)
         return [tables.sentence(p, self.flipped[f"{p['a']}->{p['b']}"], n) for p in self.paired]
 
-    def where(self, a: str, b: str) -> str:
-        """By how much policy b differs from policy a on each family and difficulty, in one sentence."""
-        pair = next((p for p in self.paired if (p["a"], p["b"]) == (a, b)), {})
-        parts = [f"{tasks} {tables.briefly(block)}" for tasks, block in tables.breakdown(pair).items()]
-        how = "described with 95 % intervals, each on its own and none tested"
-        return f"{a} → {b}: {'; '.join(parts)} ({how})." if parts else "There is no breakdown to compare."
-
-    def draws(self) -> list[str]:
-        """What sampling more than once would give, one sentence a policy."""
-        sentences = (tables.draws(name, entry) for name, entry in self.policies.items())
-        return [sentence for sentence in sentences if sentence]
-
     def _repr_html_(self) -> str:
         caption = f"{self.n_tasks} tasks; 95 % intervals over tasks in brackets"
         pairs = html.folded("Every pair, tested", html.paragraphs(self.sentences()))
@@ -121,98 +106,61 @@ def compare(policies: Mapping[str, Samples], tasks: Iterable[Task] | None = None
 
     Raises:
         DataError: policies, or training seeds of one, cover different tasks; two policies have different
-            seeds, share no scored task, or have nothing to measure; a sample is there twice.
+            seeds, share no scored task, or have nothing to measure.
     """
     if not policies:
         raise DataError("there is no policy to compare. Pass {'sft': trajectories, 'grpo': trajectories}.")
-    _check_seeds(policies)
+    trained = [tuple(own) for own in policies.values() if isinstance(own, Mapping) and len(own) > 1]
+    if len(set(trained)) > 1:
+        raise DataError(f"policies with the training seeds {trained}: pass the same ones in the same order.")
+    same_tasks({name: {t.task_id for t in flatten(own)} for name, own in policies.items()})
     tasks = None if tasks is None else list(tasks)
-    values = {name: named(name, values_of, samples) for name, samples in policies.items()}
-    entries = {name: named(name, summarize, samples, tasks) for name, samples in policies.items()}
-    same_tasks(values)
-    measured = next(iter(values.values()))
-    labels, clusters = labels_of(measured, tasks), clusters_of(measured, tasks)
-    pairs = [Pair.of(a, b, values[a], values[b]) for a, b in combinations(values, 2)]
-    paired = [
-        tested | _by_template(pair, clusters) | _described(pair, labels)
-        for pair, tested in zip(pairs, judged(pairs), strict=True)
-    ]
-    flipped = {f"{pair.a}->{pair.b}": _flips(pair) for pair in pairs}
-    return Comparison(len(measured), entries, paired, flipped, headline(entries, paired))
-
-
-def _check_seeds(policies: Mapping[str, Samples]) -> None:
-    seeds = {name: list(map(str, s)) for name, s in policies.items() if isinstance(s, Mapping) and len(s) > 1}
-    for a, b in combinations(seeds, 2):
-        if seeds[a] != seeds[b]:
-            raise DataError(
-                f"{a} has the training seeds {', '.join(seeds[a])} and {b} has {', '.join(seeds[b])}. Pass "
-                "the same seeds in the same order, or one of them alone."
-            )
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two policies on the tasks that are scored for both."""
-
-    a: str
-    b: str
-    values: tuple[Values, Values]
-    tasks: list[str]
-
-    @classmethod
-    def of(cls, a: str, b: str, values_a: Values, values_b: Values) -> Self:
-        """Raises DataError where no task is scored for both."""
-        both = [task for task in values_a if all(values_a[task]) and all(values_b[task])]
+    values = {name: values_of(own) for name, own in policies.items()}
+    entries = {name: summarize(own, tasks) for name, own in policies.items()}
+    paired, flipped = [], {}
+    for a, b in combinations(values, 2):
+        both = [task for task in values[a] if all(values[a][task]) and all(values[b][task])]
         if not both:
             raise DataError(f"{a} and {b} share no task that is scored for both. Score more trajectories.")
-        return cls(a, b, (values_a, values_b), both)
-
-    def differences(self, tasks: Sequence[str] | None = None) -> np.ndarray:
-        """By seed and task, shape (S, N); a policy with one seed stands beside each of the other's."""
-        before, after = (rates(values, tasks or self.tasks) for values in self.values)
-        return after - before
-
-    def difference(self, tasks: Sequence[str] | None = None) -> statistics.Estimate:
-        """The mean difference, of these tasks or of all."""
-        found = self.differences(tasks)
-        return statistics.over_seeds(found) if len(found) > 1 else statistics.over_tasks(found[0])
+        change = rates(values[b], both) - rates(values[a], both)  # one seed stands beside each of the other's
+        paired.append({"a": a, "b": b} | _tested(change) | _by_template(change, both, tasks))
+        paired[-1] |= _described(change, both, tasks)
+        flipped[f"{a}->{b}"] = _flips(values[a], values[b], both)
+    _judge(paired)
+    return Comparison(len(next(iter(values.values()))), entries, paired, flipped, headline(entries, paired))
 
 
-def judged(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
-    """Each pair's entry of comparison.json, with a verdict by Holm's correction over all that are tested."""
-    entries = [_tested(pair) for pair in pairs]
-    tested = [entry for entry in entries if entry["p"] is not None]
-    for entry, p in zip(tested, statistics.holm([entry["p"] for entry in tested]), strict=True):
-        entry["p_holm"], entry["verdict"] = p, tables.NO_DIFFERENCE
-        if p < statistics.ALPHA:
-            entry["verdict"] = "better" if entry["diff"] > 0 else "worse"
-    return entries
-
-
-def _tested(pair: Pair) -> dict[str, Any]:
-    found, seeds = pair.difference(), len(pair.differences())
+def _tested(change: np.ndarray) -> dict[str, Any]:
+    """The mean change of shape (S, N), by seed and task."""
+    found, seeds = statistics.mean_of(change), len(change)
     is_tested = seeds == 1 or seeds >= statistics.SEEDS  # two hold no level: one degree of freedom
     return {
-        "a": pair.a,
-        "b": pair.b,
         "diff": found.mean,
         "ci95": found.interval(-1.0, 1.0),
         "p": found.p if is_tested else None,
         "test": "paired_t" if seeds == 1 else "seeds_and_tasks_t",
-        "n": len(pair.tasks),
+        "n": change.shape[1],
         "p_holm": None,
         "verdict": tables.NO_VERDICT,
         "detectable": found.detectable() if is_tested else None,
     }
 
 
-def _described(pair: Pair, labels: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, dict[str, Any]]]:
+def _judge(pairs: Sequence[dict[str, Any]]) -> None:
+    """Give each pair that is tested a verdict by Holm's correction over them all."""
+    tested = [pair for pair in pairs if pair["p"] is not None]
+    for pair, p in zip(tested, statistics.holm([pair["p"] for pair in tested]), strict=True):
+        pair["p_holm"], pair["verdict"] = p, tables.verdict(p, pair["diff"])
+
+
+def _described(
+    change: np.ndarray, both: Sequence[str], tasks: Iterable[Task] | None
+) -> dict[str, dict[str, dict[str, Any]]]:
     """Differences by family and difficulty, each with a 95 % interval, described, not tested."""
     described: dict[str, dict] = {}
-    for kind, order in BREAKDOWNS.items():
-        groups = split_by(dict.fromkeys(pair.tasks), labels[kind], order)
-        found = {name: pair.difference(list(tasks)) for name, tasks in groups.items()}
+    for kind, groups in breakdown(both, tasks).items():
+        parts = {name: change[:, np.isin(both, own)] for name, own in groups.items()}
+        found = {name: statistics.mean_of(part) for name, part in parts.items()}
         described[kind] = {
             name: {"diff": own.mean, "ci95": own.interval(-1.0, 1.0), "n": len(groups[name])}
             for name, own in found.items()
@@ -220,21 +168,21 @@ def _described(pair: Pair, labels: Mapping[str, Mapping[str, str]]) -> dict[str,
     return described
 
 
-def _by_template(pair: Pair, clusters: Mapping[str, int]) -> dict[str, Any]:
-    """The difference clustered by template, where tasks name theirs and there is one training seed."""
-    differences = pair.differences()
-    if not clusters or len(differences) > 1:
+def _by_template(change: np.ndarray, both: Sequence[str], tasks: Iterable[Task] | None) -> dict[str, Any]:
+    """The difference clustered by template, where some tasks share one and there is one training seed."""
+    names = {task.id: f"{task.family}: {task.meta.get('template') or task.id}" for task in tasks or ()}
+    kinds, index = np.unique([names.get(task, task) for task in both], return_inverse=True)
+    if len(kinds) == len(both) or len(change) > 1:
         return {}
-    index = np.unique([clusters[task] for task in pair.tasks], return_inverse=True)[1]
-    found = statistics.over_clusters(differences[0], index)
-    return {"by_template": {"ci95": found.interval(-1.0, 1.0), "p": found.p, "n": int(index.max()) + 1}}
+    found = statistics.over_clusters(change[0], index)
+    return {"by_template": {"ci95": found.interval(-1.0, 1.0), "p": found.p, "n": len(kinds)}}
 
 
-def _flips(pair: Pair) -> dict[str, list[str]]:
+def _flips(a: Values, b: Values, both: Sequence[str]) -> dict[str, list[str]]:
     """Tasks whose first sample changed sides, so that more samples give no fewer and no more of them."""
     flips: dict[str, list[str]] = {"to_right": [], "to_wrong": []}
-    for task in pair.tasks:
-        before, after = (values[task][0][0] == 1.0 for values in pair.values)
+    for task in both:
+        before, after = (values[task][0][0] == 1.0 for values in (a, b))
         if before != after:
             flips["to_right" if after else "to_wrong"].append(task)
     return flips

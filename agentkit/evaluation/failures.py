@@ -6,11 +6,10 @@ success and its tests (comparison) and showing trajectories (views.widgets).
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import pandas as pd
 
-from agentkit.evaluation import Samples, flatten, tables
+from agentkit.evaluation import Samples, flatten
 from agentkit.evaluation.evidence import answer_if, stands
 from agentkit.records import StopReason, Task, ToolResult, Trajectory
 from agentkit.trajectories import needs_tools, plan_of, results_of
@@ -80,52 +79,15 @@ def _was_seen(task: Task, worked: Sequence[ToolResult]) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Failures:
-    """Failed trajectories of each policy by class."""
+def failures(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> pd.DataFrame:
+    """How many trajectories failed (success below 1) in each class that occurs, one column a policy.
 
-    counts: dict[str, dict[str, int]]  # class -> policy -> failed trajectories, in the order of FAILURES
-    totals: dict[str, int]  # policy -> scored trajectories
-    unscored: dict[str, int]  # policy -> trajectories the verifier could not judge: in no class
-
-    def table(self) -> pd.DataFrame:
-        """One row a class, one column a policy: trajectories and their share of the scored ones."""
-        whole = {p: sum(counts[p] for counts in self.counts.values()) for p in self.totals}
-        return tables.text_table({
-            name: {policy: self._cell(policy, counts[policy]) for policy in self.totals}
-            for name, counts in (self.counts | {"all failures": whole}).items()
-        })  # fmt: skip
-
-    def _cell(self, policy: str, n: int) -> str:
-        return f"{n} ({n / self.totals[policy]:.1%})" if self.totals[policy] else "–"
-
-    def sentences(self) -> list[str]:
-        """How many failed under each policy, and how they did most often."""
-        said = []
-        for policy, total in self.totals.items():
-            counts = Counter({name: counts[policy] for name, counts in self.counts.items()})
-            words = f"{policy}: {counts.total()} of {total} trajectories failed"
-            for worst, n in counts.most_common(1):
-                words += f", most often “{worst}” ({n}): {FAILURES[worst]}" if n else ""
-            said.append(f"{words}.")
-        return said
-
-    def _repr_html_(self) -> str:
-        rules = [f"{name}: {FAILURES[name]}." for name in self.counts]
-        unscored = "{}: {} trajectories could not be scored and are in no class."
-        notes = self.sentences() + [unscored.format(policy, n) for policy, n in self.unscored.items() if n]
-        caption = "Failed trajectories, and their share of all scored ones"
-        return tables.to_html(self.table(), caption, notes, rules)
-
-
-def failures(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> Failures:
-    """Put every failed trajectory (success below 1) into one class and count the unscored."""
-    by_id = {task.id: task for task in tasks}
-    counts: dict[str, dict[str, int]] = {name: dict.fromkeys(policies, 0) for name in FAILURES}
-    totals, unscored = dict.fromkeys(policies, 0), dict.fromkeys(policies, 0)
+    Those that are not scored are in no class.
+    """
+    by_id, counts = {task.id: task for task in tasks}, {}
     for policy, samples in policies.items():
-        for t in flatten(samples):
-            (unscored if t.success is None else totals)[policy] += 1
-            if t.success is not None and t.success < 1.0:
-                counts[failure_class(t, by_id[t.task_id])][policy] += 1
-    return Failures({name: c for name, c in counts.items() if any(c.values())}, totals, unscored)
+        failed = [t for t in flatten(samples) if t.success is not None and t.success < 1.0]
+        counts[policy] = Counter(failure_class(t, by_id[t.task_id]) for t in failed)
+    rows = [[own[name] for own in counts.values()] for name in FAILURES]
+    table = pd.DataFrame(rows, list(FAILURES), list(counts))
+    return table[table.any(axis=1)]

@@ -36,58 +36,48 @@ def headline(
         return None
     best = max(reversed(others), key=lambda name: policies[name]["success"])
     pair = next(pair for pair in paired if (pair["a"], pair["b"]) == (best, policy))
-    found = {
-        "policy": policy,
-        "best_other": best,
-        "diff": pair["diff"],
-        "ci95": pair["ci95"],
-        "p": pair["p_holm"],
-    }
     tests = sum(other["p"] is not None for other in paired)
-    return found | {"sentence": _sentence(policies, pair, others, tests)}
+    sentence = _sentence(policies, pair, others, tests)
+    figures = {"diff": pair["diff"], "ci95": pair["ci95"], "p": pair["p_holm"]}
+    return {"policy": policy, "best_other": best} | figures | {"sentence": sentence}
 
 
 def _sentence(
     policies: Mapping[str, Mapping[str, Any]], pair: Mapping[str, Any], others: Sequence[str], tests: int
 ) -> str:
-    policy, best = pair["b"], pair["a"]
-    own, name = policies[policy], _called(policy)
-    name = name[0].upper() + name[1:] if policy in NAMES else name
-    solves = f"solves {tables.percent(own['success'])} of {own['n']} held-out tasks"
-    if own.get("partial"):  # a mean of shares, such as of tests passed, is no share of tasks
-        solves = f"scores {tables.percent(own['success'])} on {own['n']} held-out tasks"
+    own, name = policies[pair["b"]], NAMES.get(pair["b"], pair["b"])
+    # a mean of shares, such as of tests passed, is no share of tasks
+    solves = "scores {} on {} held-out tasks" if own.get("partial") else "solves {} of {} held-out tasks"
+    solves = solves.format(tables.percent(own["success"]), own["n"])
     if said := untrained(own.get("trained_step")):
         return f"{said} It {solves}, and no gain is claimed."
-    against = _called(best)
-    if len(others) > 1:
-        *first, last = map(_called, others)
-        against += f", the best of {', '.join(first)} and {last}"
-    how = _how(pair, own["n"], tests)
-    low, high = pair["ci95"]
+    *first, last = (NAMES.get(other, other) for other in others)
+    best = NAMES.get(pair["a"], pair["a"])
+    against = f"{best}, the best of {', '.join(first)} and {last}" if first else best
+    how, (low, high) = _how(pair, own["n"], tests), pair["ci95"]
     if pair["verdict"] not in ("better", "worse"):
-        against += "," * (len(others) > 1)
-        rate, points = tables.percent(policies[best]["success"]), tables.briefly(pair)
-        return f"{name} {solves}, and {against} {rate}: a difference is not shown ({points}, {how})."
-    near, far = (100 * bound for bound in ((low, high) if pair["diff"] > 0 else (-high, -low)))
-    points = f"{100 * abs(pair['diff']):.1f} points [{near:.1f}, {far:.1f}]"
-    more = "more" if pair["diff"] > 0 else "fewer"
-    return f"{name} {solves}, {points} {more} than {against} ({how}).{_by_template(pair)}"
-
-
-def _called(policy: str) -> str:
-    return NAMES.get(policy, policy)
+        rate, points = (
+            tables.percent(policies[pair["a"]]["success"]),
+            tables.spanned(pair["diff"], pair["ci95"]),
+        )
+        against += "," if first else ""
+        said = f"{name} {solves}, and {against} {rate}: a difference is not shown ({points} points, {how})."
+    else:
+        near, far = (100 * bound for bound in ((low, high) if pair["diff"] > 0 else (-high, -low)))
+        more = "more" if pair["diff"] > 0 else "fewer"
+        points = f"{100 * abs(pair['diff']):.1f} points [{near:.1f}, {far:.1f}] {more} than {against}"
+        said = f"{name} {solves}, {points} ({how}).{_by_template(pair)}"
+    return said[0].upper() + said[1:] if pair["b"] in NAMES else said
 
 
 def _how(pair: Mapping[str, Any], n: int, tests: int) -> str:
     """How it was tested, in brackets."""
     by = "task and training seed" if pair["test"] == "seeds_and_tasks_t" else "task"
-    said = ["two training seeds are too few for a test"]
+    said = "two training seeds are too few for a test"
     if pair["p_holm"] is not None:
-        corrected = f", corrected for {tests} comparisons" * (tests > 1)
-        said = [f"{tables.said_p(pair['p_holm'])}{corrected}"]
-    if pair["n"] != n:
-        said.append(f"on the {pair['n']} tasks scored for both")
-    return ", ".join([*said, f"clustered by {by}"])
+        said = tables.said_p(pair["p_holm"]) + f", corrected for {tests} comparisons" * (tests > 1)
+    some = f", on the {pair['n']} tasks scored for both" * (pair["n"] != n)
+    return f"{said}{some}, clustered by {by}"
 
 
 def _by_template(pair: Mapping[str, Any]) -> str:

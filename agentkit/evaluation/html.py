@@ -72,22 +72,18 @@ def table(columns: Sequence[Any], rows: Iterable[Sequence[Any]], caption: str = 
     rows = list(rows)
     looks = [_look(cells) for cells in zip(*rows, strict=True)] or ["words"] * len(columns)
     head = (element("th", name, class_=look) for name, look in zip(columns, looks, strict=True))
-    body = [_row(cells, looks) for cells in rows]
+    body = []
+    for first, *others in rows:
+        cells = (element("td", cell, class_=look) for cell, look in zip(others, looks[1:], strict=True))
+        body.append(element("tr", element("th", first, class_=looks[0], scope="row"), *cells))
     above = element("caption", caption) if caption else ""
     inside = (above, element("thead", element("tr", *head)), element("tbody", *body))
     return element("div", element("table", *inside), class_="scroll")
 
 
-def _row(cells: Sequence[Any], looks: Sequence[str]) -> Markup:
-    first, *others = zip(cells, looks, strict=True)
-    named = element("th", first[0], class_=first[1], scope="row")
-    return element("tr", named, *(element("td", cell, class_=look) for cell, look in others))
-
-
-def folded(summary: Any, *children: Any, is_open: bool = False) -> Markup:
+def folded(summary: Any, *children: Any) -> Markup:
     """Content that opens when its summary is pressed."""
-    attributes = {"open": ""} if is_open else {}
-    return element("details", element("summary", summary), *children, **attributes)
+    return element("details", element("summary", summary), *children)
 
 
 def paragraphs(texts: Iterable[Any]) -> Markup:

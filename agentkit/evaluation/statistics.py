@@ -64,6 +64,11 @@ class Estimate:
         return smallest if self.error and smallest <= 1 else None
 
 
+def mean_of(table: np.ndarray) -> Estimate:
+    """The mean over seeds and tasks, shape (S, N); of one seed that over its tasks."""
+    return over_seeds(table) if len(table) > 1 else over_tasks(table[0])
+
+
 def over_tasks(values: np.ndarray) -> Estimate:
     """The mean of a value in [-1, 1] for each task, shape (N,)."""
     _check(values, 1)
@@ -168,8 +173,6 @@ def dunnett_p(t: float, tests: int, freedom: float) -> float:
 
     As the tests share one arm, each two of them correlate by a half (Dunnett, JASA 50:1096, 1955).
     """
-    if tests == 1:
-        return 2 * float(special.stdtr(freedom, -abs(t)))
     correlation = np.full((tests, tests), 0.5) + 0.5 * np.eye(tests)
     largest = scipy.stats.multivariate_t(shape=correlation, df=freedom)
     bound = np.full(tests, abs(t))
@@ -179,9 +182,7 @@ def dunnett_p(t: float, tests: int, freedom: float) -> float:
 def dunnett_critical(tests: int, freedom: float) -> float:
     """The |t| that so many tests against one arm exceed by chance in 5 % of families."""
     least, most = (_student(freedom, 1 - level / 2) for level in (ALPHA, ALPHA / tests))
-    if tests == 1:
-        return least
-    return float(brentq(lambda t: dunnett_p(t, tests, freedom) - ALPHA, least, 1.01 * most, xtol=1e-4))
+    return float(brentq(lambda t: dunnett_p(t, tests, freedom) - ALPHA, 0.99 * least, 1.01 * most, xtol=1e-4))
 
 
 def _student(freedom: float, share: float) -> float:

@@ -3,9 +3,9 @@
 Leaves out comparing it with another (comparison) and the formulas (statistics).
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median_low
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,12 @@ RATIOS = {  # a total over tasks divided by another
     "unknown_tool_rate": ("unknown tool", "calls"),
     "failed_rate": ("failed", "calls"),
     "tokens": ("tokens", "with_tokens"),
-    "tokens_per_solved": ("scored_tokens", "solved_with_tokens"),
+}
+LABELS: dict[str, Callable[[Task], str | None]] = {  # the block of a task in each breakdown
+    "by_category": lambda task: task.family,
+    "by_difficulty": lambda task: task.difficulty,
+    "by_case": lambda task: task.meta.get("case"),
+    "by_novelty": lambda task: "new" if task.meta.get("new_template") else "trained",
 }
 
 # trajectories of one policy; a mapping is by training seed
@@ -52,17 +57,17 @@ def summarize(trajectories: Samples, tasks: Iterable[Task] | None = None) -> dic
     """
     values, flat = values_of(trajectories), flatten(trajectories)
     if not any(any(seeds) for seeds in values.values()):
-        raise DataError(f"none of the {len(flat)} trajectories is scored. Verify them first.")
-    counts, labels = _counts(flat), labels_of(values, tasks)
+        raise DataError(
+            f"none of the {len(flat)} trajectories is scored. Roll out and verify the policy first."
+        )
     each = len(flat) / len(values)
     entry = measure(values) | {
         "samples": int(each) if each.is_integer() else round(each, 2),
         "unscored": sum(t.success is None for t in flat),
     }
-    for kind, order in BREAKDOWNS.items():
-        groups = split_by(values, labels[kind], order)
-        entry[kind] = {name: measure(own) | _ratios(counts, own) for name, own in groups.items()}
-    entry |= _ratios(counts, values) | _draws(values)
+    for kind, groups in breakdown(values, tasks).items():
+        entry[kind] = {name: measure({i: values[i] for i in own}) for name, own in groups.items()}
+    entry |= _ratios(flat) | _draws(values)
     if is_partial(values):
         entry["partial"] = True
     if isinstance(trajectories, Mapping):
@@ -86,36 +91,28 @@ def solved_tasks(trajectories: Samples) -> dict[str, bool]:
     return {task: fmean(shares) > SOLVED for task, shares in right.items()}
 
 
+def by_seed(trajectories: Samples) -> Mapping[Any, Sequence[Trajectory]]:
+    return trajectories if isinstance(trajectories, Mapping) else {"": trajectories}
+
+
 def flatten(trajectories: Samples) -> list[Trajectory]:
     """All trajectories of a policy, of whatever training seed."""
     return [t for samples in by_seed(trajectories).values() for t in samples]
 
 
-def by_seed(trajectories: Samples) -> Mapping[Any, Sequence[Trajectory]]:
-    return trajectories if isinstance(trajectories, Mapping) else {"": trajectories}
-
-
 def values_of(trajectories: Samples) -> Values:
     """Scored successes by task id, in order of first appearance, then by seed; empty where none is scored."""
-    seeds = {seed: by_task(samples) for seed, samples in by_seed(trajectories).items()}
-    tasks = next(iter(seeds.values()), None)
-    if not tasks:
-        raise DataError("there is no trajectory to measure. Roll out the policy first.")
-    refusal = "training seeds measured on different tasks cannot be pooled"
-    named(refusal, same_tasks, {f"seed {seed}": own for seed, own in seeds.items()})
-    return {task: [_scores(samples[task]) for samples in seeds.values()] for task in tasks}
-
-
-def _scores(samples: Sequence[Trajectory]) -> list[float]:
-    scored = [t for t in samples if t.success is not None]
-    if len(set(map(id, samples))) < len(samples):
-        raise DataError(f"a trajectory of task {samples[0].task_id} is there twice. Pass each once.")
-    for t in scored:
-        if not 0.0 <= t.success <= 1.0:  # also catches NaN
+    seeds = {f"seed {seed}": by_task(samples) for seed, samples in by_seed(trajectories).items()}
+    same_tasks(seeds)
+    for t in flatten(trajectories):
+        if t.success is not None and not 0.0 <= t.success <= 1.0:  # also catches NaN
             raise DataError(
                 f"task {t.task_id}, sample {t.sample}: success is {t.success}, which is not in [0, 1]."
             )
-    return [float(t.success) for t in scored]
+    return {
+        task: [[float(t.success) for t in own[task] if t.success is not None] for own in seeds.values()]
+        for task in next(iter(seeds.values()), {})
+    }
 
 
 def rates(values: Values, tasks: Iterable[str]) -> np.ndarray:
@@ -134,78 +131,47 @@ def measure(values: Values) -> dict[str, Any]:
     if not scored:
         return {"success": None, "ci95": None, "n": 0}
     table = rates(scored, scored)
-    if len(table) > 1:
-        interval = statistics.over_seeds(table).interval(0.0, 1.0)
-    elif is_partial(scored):
-        interval = statistics.over_tasks(table[0]).interval(0.0, 1.0)
+    if len(table) > 1 or is_partial(scored):
+        interval = statistics.mean_of(table).interval(0.0, 1.0)
     else:
         interval = statistics.success_interval(table[0], sum(len(seeds[0]) for seeds in scored.values()))
     return {"success": float(table.mean()), "ci95": interval, "n": len(scored)}
 
 
-def _counts(trajectories: Iterable[Trajectory]) -> dict[str, Counter]:
-    """What RATIOS divide, summed over the trajectories of each task."""
-    counts = {}
-    for task, samples in by_task(trajectories).items():
-        solved = [t for t in samples if t.success == 1.0]
-        with_tokens = [t for t in samples if t.prompt_ids or t.completion_ids]  # text alone has none
-        results = [result for t in samples for result in results_of(t)]
-        counts[task] = Counter(failure_of(result) for result in results if not result.ok)
-        counts[task].update(
-            calls=len(results),
-            failures=counts[task].total(),
-            samples=len(samples),
-            solved=len(solved),
-            turns=sum(len(t.turns) for t in samples),
-            turns_solved=sum(len(t.turns) for t in solved),
-            with_tokens=len(with_tokens),
-            solved_with_tokens=sum(t.success == 1.0 for t in with_tokens),
-            tokens=sum(len(t.completion_ids) for t in with_tokens),
-            scored_tokens=sum(len(t.completion_ids) for t in with_tokens if t.success is not None),
+def _ratios(trajectories: Iterable[Trajectory]) -> dict[str, float | None]:
+    """RATIOS over these trajectories; None where there is nothing to divide by."""
+    total: Counter = Counter()
+    for t in trajectories:
+        failed, solved = [failure_of(result) for result in results_of(t) if not result.ok], t.success == 1.0
+        total.update(failed)
+        total.update(
+            calls=len(results_of(t)),
+            failures=len(failed),
+            samples=1,
+            solved=solved,
+            turns=len(t.turns),
+            turns_solved=solved * len(t.turns),
+            tokens=len(t.completion_ids),
+            with_tokens=bool(t.prompt_ids or t.completion_ids),  # text alone has none
         )
-    return counts
-
-
-def _ratios(counts: Mapping[str, Counter], tasks: Iterable[str]) -> dict[str, float | None]:
-    """RATIOS over these tasks; None where there is nothing to divide by."""
-    total = sum((counts[task] for task in tasks), Counter())
     return {name: total[a] / total[b] if total[b] else None for name, (a, b) in RATIOS.items()}
 
 
 def _draws(values: Values) -> dict[str, Any]:
-    """pass@k and pass^k, the best and the worst of k samples, for k = 1, 2, 4 ... up to the samples that
-    half of the scored tasks have.
+    """pass@k and pass^k, the best and the worst of the k samples that half of the scored tasks have.
 
-    A task with fewer than k scored samples is left out of that k; its n says so.
+    A task with fewer scored samples is left out; n says so.
     """
     sizes = {task: min(map(len, seeds)) for task, seeds in values.items() if any(seeds)}
-    most = sorted(sizes.values())[(len(sizes) - 1) // 2]
-    draws: dict[str, dict] = {"pass_at_k": {}, "pass_hat_k": {}}
-    for k in [*(2**i for i in range(11) if 2**i < most), *[most] * (most > 0)]:
-        for name, sign in (("pass_at_k", 1), ("pass_hat_k", -1)):
-            best = {
-                task: [[sign * statistics.best_of([sign * x for x in own], k)] for own in values[task]]
-                for task, size in sizes.items()
-                if size >= k
-            }
-            draws[name][str(k)] = measure(best)
-    return draws
-
-
-def clusters_of(values: Iterable[str], tasks: Iterable[Task] | None) -> dict[str, int]:
-    """The template of each measured task as a number; empty where no task names one or none has two tasks."""
-    by_id = {task.id: task for task in tasks or ()}
-    names = {i: (by_id[i].family, str(by_id[i].meta.get("template") or i)) for i in values if i in by_id}
-    numbers = {name: n for n, name in enumerate(dict.fromkeys(names.values()))}
-    return {i: numbers[name] for i, name in names.items()} if len(numbers) < len(names) else {}
-
-
-def named(name: str, function: Callable, *arguments: Any) -> Any:
-    """What a function gives; a fault is raised again with this name before its message."""
-    try:
-        return function(*arguments)
-    except ValueError as error:
-        raise DataError(f"{name}: {error}") from None
+    k, draws = median_low(sizes.values()), {}
+    for name, sign in (("pass_at_k", 1), ("pass_hat_k", -1)):
+        best = {
+            task: [[sign * statistics.best_of([sign * x for x in own], k)] for own in values[task]]
+            for task, size in sizes.items()
+            if size >= k
+        }
+        draws[name] = measure(best)
+    return {"k": k} | draws if k > 1 else {}
 
 
 def same_tasks(ids: Mapping[str, Iterable[str]]) -> None:
@@ -225,39 +191,22 @@ def all_in(a: str, ids_a: Iterable[str], b: str, ids_b: Iterable[str]) -> None:
         raise DataError(f"tasks of {a} missing in {b} ({len(missing)}): {named}. Use the same tasks.")
 
 
-def labels_of(values: Iterable[str], tasks: Iterable[Task] | None) -> dict[str, dict[str, str]]:
-    """Family, difficulty, case and, where some are new, kind of template of each measured task."""
+def breakdown(ids: Iterable[str], tasks: Iterable[Task] | None) -> dict[str, dict[str, list[str]]]:
+    """The measured tasks by family, difficulty, case and, where some are new, kind of template."""
     if tasks is None:
-        return {kind: {} for kind in BREAKDOWNS}
-    by_id = {task.id: task for task in tasks}
-    all_in("the trajectories", values, "the given tasks", by_id)
-    measured = {i: by_id[i] for i in values}
-    new = {i: "new" if task.meta.get("new_template") else "trained" for i, task in measured.items()}
-    return {
-        "by_category": {i: task.family for i, task in measured.items()},
-        "by_difficulty": {i: task.difficulty for i, task in measured.items()},
-        "by_case": {i: str(case) for i, task in measured.items() if (case := task.meta.get("case"))},
-        "by_novelty": new if "new" in new.values() else {},
-    }
-
-
-def split_by(values: Mapping[str, Any], label: Mapping[str, str], order: Callable) -> dict[str, dict]:
-    """The measured tasks of each label, in order; nothing where there are no labels."""
-    groups: dict[str, dict] = {name: {} for name in order(set(label.values()))}
-    for task, name in label.items():
-        if task in values:
-            groups[name][task] = values[task]
-    return {name: group for name, group in groups.items() if group}
+        return {kind: {} for kind in LABELS}
+    by_id, found = {task.id: task for task in tasks}, {}
+    all_in("the trajectories", ids, "the given tasks", by_id)
+    for kind, label in LABELS.items():
+        groups = defaultdict(list)
+        for i in ids:
+            groups[label(by_id[i])].append(i)
+        found[kind] = {str(name): groups[name] for name in easy_first(name for name in groups if name)}
+    if "new" not in found["by_novelty"]:
+        found["by_novelty"] = {}
+    return found
 
 
 def easy_first(names: Iterable[str]) -> list[str]:
     """Names of difficulties from easy to hard, others after them."""
     return sorted(names, key=lambda n: (DIFFICULTIES.index(n) if n in DIFFICULTIES else len(DIFFICULTIES), n))
-
-
-BREAKDOWNS: dict[str, Callable] = {
-    "by_category": sorted,
-    "by_difficulty": easy_first,
-    "by_case": sorted,
-    "by_novelty": sorted,
-}

@@ -5,7 +5,6 @@ is taken to be the same in every arm and pooled over all of them: three seeds of
 nothing of it. Leaves out running a sweep (runs.sweep) and drawing it (views).
 """
 
-from dataclasses import replace
 from functools import cached_property
 from statistics import fmean
 from typing import Any
@@ -14,13 +13,12 @@ import numpy as np
 import pandas as pd
 
 from agentkit.evaluation import statistics, tables
-from agentkit.evaluation.statistics import ALPHA, SEEDS, Estimate
-from agentkit.evaluation.summary import Values, rates, same_tasks, summarize, values_of
+from agentkit.evaluation.statistics import SEEDS, Estimate
+from agentkit.evaluation.summary import rates, same_tasks, summarize, values_of
 from agentkit.recipe import Recipe
 from agentkit.records import RunError, Trajectory
 from agentkit.runs import Run, cost, with_progress
 from agentkit.runs.sweep import Sweep
-from agentkit.trajectories import UNKNOWN_TOOL
 
 INTERVALS = (
     "Intervals are over seeds and tasks. That of a success is at 95 %. Those of the differences hold "
@@ -39,19 +37,16 @@ def against_one(success: np.ndarray) -> list[dict[str, Any]]:
     """
     seeds, tests = success.shape[1], len(success) - 1
     found = differences(success)
-    adjusted = statistics.holm([own.p for own in found])
     entries = []
-    for own, p_holm in zip(found, adjusted, strict=True):
+    for own, p_holm in zip(found, statistics.holm([own.p for own in found]), strict=True):
         critical = statistics.dunnett_critical(tests, own.freedom)
-        entry = {"diff": own.mean, "ci95": own.interval(-1.0, 1.0, critical)}
         p = max(statistics.dunnett_p(own.mean / own.error, tests, own.freedom), own.p)
-        verdict = tables.NO_DIFFERENCE
-        if p < ALPHA:
-            verdict = "better" if own.mean > 0 else "worse"
         tested = {"p": own.p, "p_holm": p_holm, "p_dunnett": p, "could_show": own.detectable(critical)}
+        verdict = tables.verdict(p, own.mean)
         if seeds < SEEDS:
             tested = dict.fromkeys(tested)
             verdict = "one seed, no verdict" if seeds == 1 else tables.NO_VERDICT
+        entry = {"diff": own.mean, "ci95": own.interval(-1.0, 1.0, critical)}
         entries.append(entry | tested | {"verdict": verdict})
     return entries
 
@@ -77,28 +72,26 @@ class Ablation:
         order = sorted(state["arms"], key=lambda name: name != self.against)  # it comes first
         self.runs: dict[str, dict[int, Run]] = {name: runs for name in order if (runs := sweep.runs(name))}
         self.missing = [f"{c['arm']}/seed-{c['seed']}" for c in state["cells"] if c["status"] != "done"]
-        if self.against not in self.runs or len(self.runs) < 2:
-            raise RunError(
-                f"{sweep.folder}: no two arms are done yet, {self.against} among them. Run it again."
-            )
-        whole = [name for name, runs in self.runs.items() if runs.keys() >= self.runs[self.against].keys()]
+        wanted = self.runs.get(self.against, {}).keys()
+        whole = [name for name, runs in self.runs.items() if runs.keys() >= wanted]
         self.tested = whole if len(whole) > 1 else list(self.runs)  # an arm that lacks seeds takes none away
-        self.seeds = sorted(set.intersection(*(set(self.runs[name]) for name in self.tested)))
-        if not self.seeds:
-            raise RunError(f"{sweep.folder}: no seed is done in every arm yet. Run the sweep again.")
+        self.seeds = sorted(set(wanted).intersection(*(self.runs[name] for name in self.tested)))
+        if not self.seeds or len(self.tested) < 2:
+            raise RunError(
+                f"{sweep.folder}: no seed is done in {self.against} and another arm yet. Run the sweep again."
+            )
 
     def policy(self, arm: str) -> str:
         """The policy of its runs that an arm is measured by."""
         return self.sweep.state["arms"][arm]["policy"]
 
     @cached_property
-    def samples(self) -> dict[str, dict[int, list[Any]]]:
-        """Test trajectories by arm and seed, without their texts: those of a large sweep fill the memory."""
-        samples: dict[str, dict[int, list[Any]]] = {name: {} for name in self.runs}
+    def samples(self) -> dict[str, dict[int, list[Trajectory]]]:
+        """Test trajectories by arm and seed."""
+        samples: dict[str, dict[int, list[Trajectory]]] = {name: {} for name in self.runs}
         cells = [(name, seed, run) for name, runs in self.runs.items() for seed, run in runs.items()]
         for name, seed, run in with_progress(cells, "cells", "cell"):
-            stored = run.trajectories(self.policy(name))
-            samples[name][seed] = [_slim(trajectory) for trajectory in stored]
+            samples[name][seed] = run.trajectories(self.policy(name))
         return samples
 
     @cached_property
@@ -108,23 +101,18 @@ class Ablation:
         return {name: summarize(samples, tasks) for name, samples in self.samples.items()}
 
     @cached_property
-    def values(self) -> dict[str, Values]:
-        """Scores by tested arm and task, of the seeds that these all have."""
-        values = {n: values_of({s: self.samples[n][s] for s in self.seeds}) for n in self.tested}
-        same_tasks(values)
-        return values
-
-    @cached_property
     def success(self) -> np.ndarray:
         """Success by arm, seed and task, shape (A, S, N), of the tasks that are scored everywhere."""
-        asked = self.values[self.against]
-        scored = [task for task in asked if all(all(own[task]) for own in self.values.values())]
+        values = {name: values_of({s: self.samples[name][s] for s in self.seeds}) for name in self.tested}
+        same_tasks(values)
+        asked = values[self.against]
+        scored = [task for task in asked if all(all(own[task]) for own in values.values())]
         if len(scored) < 2:
             raise RunError(
                 f"{self.sweep.folder}: {len(scored)} of {len(asked)} test tasks are scored in every cell, "
                 "and two are the least to compare. Look at the verifier of these cells."
             )
-        return np.array([rates(own, scored) for own in self.values.values()])
+        return np.array([rates(own, scored) for own in values.values()])
 
     @cached_property
     def paired(self) -> list[dict[str, Any]]:
@@ -183,23 +171,23 @@ class Ablation:
         rate, seeds = tables.percent(float(self.success[0].mean())), len(self.seeds)
         counted = f"{self.success.shape[2]} tasks, {seeds} seed{'s' * (seeds > 1)}"
         parts = [f"{self.against} solves {rate} ({counted})"]
-        heads = {
-            "better": "better than it",
-            "worse": "worse than it",
-            tables.NO_DIFFERENCE: "no difference shown",
-        }
-        for verdict, head in heads.items():
-            arms = [f"{t['arm']} ({tables.briefly(t)})" for t in self.paired if t["verdict"] == verdict]
-            parts += [f"{head}: {', '.join(arms)}"] if arms else []
+        for verdict in ("better", "worse", tables.NO_DIFFERENCE):
+            parts += self._listed(verdict, verdict)
         unclear = [t["could_show"] for t in self.paired if t["verdict"] == tables.NO_DIFFERENCE]
         if seen := max(filter(None, unclear), default=None):
             parts.append(f"a difference of {100 * seen:.1f} points would have been shown (80 % power)")
         if seeds < SEEDS:
-            arms = ", ".join(f"{t['arm']} ({tables.briefly(t)})" for t in self.paired)
-            parts.append(f"no verdict, which needs {SEEDS} seeds of every arm: {arms}")
+            head = f"no verdict, which needs {SEEDS} seeds of every arm"
+            parts += self._listed(self.paired[0]["verdict"], head)
         if short := [name for name in self.runs if name not in self.tested]:
             parts.append(f"not compared, as they lack seeds: {', '.join(short)}")
         return "; ".join(parts) + "."
+
+    def _listed(self, verdict: str, head: str) -> list[str]:
+        """The arms of a verdict under a head, if there are any."""
+        found = [test for test in self.paired if test["verdict"] == verdict]
+        arms = [f"{t['arm']} ({tables.spanned(t['diff'], t['ci95'])} points)" for t in found]
+        return [f"{head}: {', '.join(arms)}"] if arms else []
 
     def table(self) -> pd.DataFrame:
         """One row an arm: success, the test, and what it took."""
@@ -219,24 +207,6 @@ class Ablation:
                 "dead groups": tables.cell(arm["dead_groups"], "{:.0%}"),
             }
         return tables.text_table(rows)
-
-    def cells(self) -> pd.DataFrame:
-        """One row a cell: its success and where its run lies."""
-        rows = {}
-        for cell in self.sweep.state["cells"]:
-            seeds = self.summaries[cell["arm"]]["seeds"] if cell["arm"] in self.runs else {}
-            row = {"status": cell["status"], "success": tables.cell(seeds.get(str(cell["seed"])), "{:.1%}")}
-            rows[f"{cell['arm']}, seed {cell['seed']}"] = row | {"run": cell["run"], "why": cell["error"]}
-        return tables.text_table(rows)
-
-
-def _slim(trajectory: Trajectory) -> Trajectory:
-    """With what is counted only: turns and calls, which failed and how, the verdict and the answer."""
-    turns, begins = [], len(UNKNOWN_TOOL)
-    for turn in trajectory.turns:
-        results = (replace(r, arguments={}, observation=r.observation[:begins]) for r in turn.results)
-        turns.append(replace(turn, text="", results=tuple(results)))
-    return replace(trajectory, turns=tuple(turns), why="", components={})
 
 
 def _with_tokens(run: Run) -> pd.DataFrame:

@@ -36,7 +36,7 @@ SHARED = 2  # stages that are made once for all cells that agree in them
 TRIES = 2  # of a cell that crashes
 ASKED = 130  # exit status of a run whose training was asked to stop
 LOG = "cell.log"  # in a cell's folder
-_TAKEN = frozenset(("shared", "tables", "sweep.json", "ablations.json", "report.html", MANIFEST))
+_TAKEN = frozenset(("shared", "tables", "sweep.json", "ablations.json", MANIFEST))
 
 
 class File(BaseModel):

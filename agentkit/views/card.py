@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from agentkit.diagnostics import read_alarms
 from agentkit.evaluation import Comparison, html, tables
-from agentkit.evaluation.examples import examples
+from agentkit.evaluation.examples import RULE, examples
 from agentkit.evaluation.html import Markup
 from agentkit.recipe import Recipe
 from agentkit.runs import Run, write_bytes
@@ -93,11 +93,12 @@ def _trajectories(run: Run) -> list[Any]:
     if not tasks or len(policies) < 2:
         return [html.element("p", "No two policies were measured on tasks that may be shown.")]
     first = "sft" if "sft" in policies else order[0]  # as notebook 05 draws them
-    chosen = examples({name: policies[name] for name in (first, order[-1])}, tasks.values())
-    wanted = [tasks[i] for i in chosen.gained + chosen.failing]
-    ids = {task.id for task in wanted}
-    shown = {name: [t for t in own if t.task_id in ids] for name, own in policies.items()}
-    return [html.element("p", chosen.rule, class_="soft"), Markup(compare_trajectories(wanted, shown).html())]
+    chosen = examples({name: policies[name] for name in (first, order[-1])}, tasks.values()).index
+    shown = {name: [t for t in own if t.task_id in chosen] for name, own in policies.items()}
+    rule = html.element("p", RULE, class_="soft")
+    return (
+        [rule, Markup(compare_trajectories(map(tasks.get, chosen), shown).html())] if len(chosen) else [rule]
+    )
 
 
 def _recipe(run: Run) -> list[Any]:

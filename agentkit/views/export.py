@@ -7,7 +7,6 @@ inspect_ai itself, whose cloud libraries need other versions than requirements.l
 import json
 import time
 import uuid
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,26 +23,21 @@ def write_messages(path: str | Path, trajectories: Iterable[Trajectory], tasks: 
     data_files=...)`` reads, or as .jsonl.
 
     Arguments of tool calls are JSON text, so that their column has one type; thoughts stand in
-    ``reasoning_content``.
-
-    Raises:
-        DataError: no trajectory, one whose task is not among ``tasks``, or a name that ends otherwise.
+    ``reasoning_content``. Raises DataError for a trajectory whose task is not among ``tasks``.
     """
     by_id = {task.id: task for task in tasks}
     rows = []
     for t in trajectories:
         fields = {name: getattr(t, name) for name in _FIELDS}
-        rows.append(utf8({"messages": as_messages(t, _prompt_of(t, by_id))} | fields))
-    if not rows:
-        raise DataError("there is no trajectory to write. Roll out the policy first.")
-    if Path(path).suffix == ".jsonl":
-        write_jsonl(path, rows)
-    elif Path(path).suffix == ".parquet":
+        rows.append(utf8({"messages": as_messages(t, _task_of(t, by_id).prompt)} | fields))
+    if Path(path).suffix == ".parquet":
         import pyarrow as pa
 
         write_table(path, pa.Table.from_pylist(rows))
+    elif Path(path).suffix == ".jsonl":
+        write_jsonl(path, rows)
     else:
-        raise DataError(f"{path} is not written. Let its name end in .parquet or .jsonl, which can be read.")
+        raise DataError(f"{path} is not written. Let its name end in .parquet or .jsonl.")
 
 
 def write_inspect(
@@ -57,19 +51,14 @@ def write_inspect(
     Raises:
         DataError: no trajectory, several policies, or one task's sample twice (as of two training steps).
     """
-    by_id, policies = {task.id: task for task in tasks}, sorted({t.policy for t in trajectories})
-    if len(policies) != 1:
-        raise DataError(
-            f"a log holds one policy's trajectories, these are of {policies or 'none'}. Write one each."
-        )
-    for (task_id, sample), count in Counter((t.task_id, t.sample) for t in trajectories).items():
-        if count > 1:
-            raise DataError(
-                f"sample {sample} of task {task_id} occurs twice. Write the trajectories of one step a log."
-            )
-    samples = [utf8(_sample(t, _prompt_of(t, by_id), by_id[t.task_id].answer)) for t in trajectories]
+    by_id, policies = {task.id: task for task in tasks}, {t.policy for t in trajectories}
+    if len(policies) != 1 or len({(t.task_id, t.sample) for t in trajectories}) < len(trajectories):
+        raise DataError("a log holds the trajectories of one policy at one step. Write one for each.")
     now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
     ids = sorted({t.task_id for t in trajectories})
+    scored = [t.success for t in trajectories if t.success is not None]
+    accuracy = {"name": "accuracy", "value": sum(scored) / max(1, len(scored)), "params": {}}
+    score = {"name": "verifier", "scorer": "verifier", "params": {}, "metrics": {"accuracy": accuracy}}
     log = {
         "version": 2,
         "status": "success",
@@ -81,23 +70,23 @@ def write_inspect(
             "task_id": uuid.uuid4().hex,
             "task_version": 0,
             "dataset": {"name": name, "samples": len(ids), "sample_ids": ids},
-            "model": policies[0],
+            "model": policies.pop(),
             "config": {"epochs": max(t.sample for t in trajectories) + 1},
         },
         "plan": {"name": "plan", "steps": [], "config": {}},
         "results": {
-            "total_samples": len(samples),
-            "completed_samples": len(samples),
-            "scores": _accuracy(trajectories),
+            "total_samples": len(trajectories),
+            "completed_samples": len(trajectories),
+            "scores": [score] if scored else [],
         },
         "stats": {"started_at": now, "completed_at": now, "model_usage": {}},
-        "samples": samples,
+        "samples": [utf8(_sample(t, _task_of(t, by_id))) for t in trajectories],
     }
     write_json(path, log)
 
 
-def _sample(trajectory: Trajectory, prompt: str, gold: str) -> dict[str, Any]:
-    messages = as_messages(trajectory, prompt)
+def _sample(trajectory: Trajectory, task: Task) -> dict[str, Any]:
+    messages = as_messages(trajectory, task.prompt)
     answers = [message for message in messages if message["role"] == "assistant"]
     last = answers[-1] if answers else {"role": "assistant", "content": ""}
     stop = "tool_calls" if last.get("tool_calls") else "stop"
@@ -108,8 +97,8 @@ def _sample(trajectory: Trajectory, prompt: str, gold: str) -> dict[str, Any]:
     return {
         "id": trajectory.task_id,
         "epoch": trajectory.sample + 1,
-        "input": prompt,
-        "target": gold,
+        "input": task.prompt,
+        "target": task.answer,
         "messages": [_message(message) for message in messages],
         "output": {"model": trajectory.policy, "choices": [choice], "completion": last["content"]},
         "scores": {} if trajectory.success is None else {"verifier": score},
@@ -141,18 +130,9 @@ def _message(message: dict[str, Any]) -> dict[str, Any]:
     return theirs
 
 
-def _accuracy(trajectories: Sequence[Trajectory]) -> list[dict[str, Any]]:
-    scored = [t.success for t in trajectories if t.success is not None]
-    if not scored:
-        return []
-    metrics = {"accuracy": {"name": "accuracy", "value": sum(scored) / len(scored), "params": {}}}
-    return [{"name": "verifier", "scorer": "verifier", "params": {}, "metrics": metrics}]
-
-
-def _prompt_of(trajectory: Trajectory, tasks: Mapping[str, Task]) -> str:
-    """The text of a trajectory's task. Raises DataError where the task is not given."""
+def _task_of(trajectory: Trajectory, tasks: Mapping[str, Task]) -> Task:
     if trajectory.task_id not in tasks:
         raise DataError(
             f"task {trajectory.task_id[:80]!r} of a trajectory is not among the tasks. Pass its suite."
         )
-    return tasks[trajectory.task_id].prompt
+    return tasks[trajectory.task_id]

@@ -6,7 +6,7 @@ process whose name looks secret. Leaves out every other secret: no guess is made
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
@@ -14,18 +14,12 @@ from urllib.parse import quote
 
 MASK = "[masked]"
 
-# words of a key's name: any of the first, or the last word among the second
-_ALWAYS = frozenset(
-    "password passwd passphrase pwd secret secrets credential credentials apikey authorization".split()
+_SECRET = re.compile(  # in a name in snake case
+    r"password|passwd|passphrase|secret|credential|authorization|api_?key"
+    r"|(^|_)(token|pwd|pat|jwt|auth|bearer|cookies?)$"
+    r"|(access|private|signing|encryption|client|account|service|ssh|deploy|master|app|judge)_keys?$"
 )
-_LAST = frozenset("token auth bearer cookie cookies pat jwt".split())
-_KEY_OF = frozenset(
-    "api access secret private signing encryption auth client account service ssh deploy master app "
-    "judge".split()
-)
-_HARMLESS = frozenset(
-    "eos bos pad unk sep cls mask stop end start special next max min num n count new".split()
-)
+_HARMLESS = re.compile(r"(eos|bos|pad|unk|sep|cls|mask|stop|end|start|special|next|max|min|n|new)_token$")
 
 # a name and its value in text: MY_TOKEN=value, "api_key": "value", client_secret: value, --api-key value
 _ASSIGNED = re.compile(
@@ -44,31 +38,32 @@ _ASSIGNED = re.compile(
 
 def is_secret_name(name: str) -> bool:
     """Whether something of this name is a secret: api_key, HF_TOKEN, dbPassword."""
-    words = [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+", name)]
-    if not words:
-        return False
-    if _ALWAYS & set(words):
-        return True
-    before = words[-2] if len(words) > 1 else ""
-    if words[-1] in ("key", "keys"):
-        return before in _KEY_OF
-    return words[-1] in _LAST and before not in _HARMLESS
+    words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+", name)
+    snake = "_".join(words).lower()
+    return bool(_SECRET.search(snake)) and not _HARMLESS.search(snake)
 
 
 def environment_secrets() -> tuple[str, ...]:
     """Values of variables whose names look secret or end in _KEY, longest first, from 6 characters on."""
-    folders = ("PWD", "OLDPWD")
-    own = {name: value for name, value in os.environ.items() if name not in folders}
-    named = (value for name, value in own.items() if is_secret_name(name) or name.endswith("_KEY"))
-    values = {value for value in named if len(value) >= 6}
-    return tuple(sorted(values | {quote(value, safe="") for value in values}, key=lambda v: (-len(v), v)))
+    own = {name: value for name, value in os.environ.items() if name not in ("PWD", "OLDPWD")}
+    values = {v for name, v in own.items() if len(v) >= 6 and (is_secret_name(name) or name.endswith("_KEY"))}
+    return tuple(sorted(values | {quote(value, safe="") for value in values}, key=len, reverse=True))
 
 
-def redact_text(text: str, secrets: Iterable[str]) -> str:
-    """Text of any length with every secret masked; the time is linear in it."""
-    for secret in secrets:
-        text = text.replace(secret, MASK)
-    return _ASSIGNED.sub(_masked, text)
+def redact(value: Any, secrets: tuple[str, ...] | None = None) -> Any:
+    """The same JSON-like value or record, masked in its texts and, whole, where a name looks secret."""
+    secrets = environment_secrets() if secrets is None else secrets
+    if isinstance(value, str) and not isinstance(value, Enum):
+        for secret in secrets:
+            value = value.replace(secret, MASK)
+        return _ASSIGNED.sub(_masked, value)
+    if isinstance(value, Mapping):
+        return {redact(str(name), secrets): _entry(str(name), own, secrets) for name, own in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(redact(item, secrets) for item in value)
+    if is_dataclass(value):
+        return replace(value, **{f.name: redact(getattr(value, f.name), secrets) for f in fields(value)})
+    return value
 
 
 def _masked(match: re.Match) -> str:
@@ -77,22 +72,6 @@ def _masked(match: re.Match) -> str:
     return match[0][: match.start("value") - match.start()] + MASK
 
 
-def redact(value: Any, secrets: tuple[str, ...] | None = None) -> Any:
-    """The same JSON-like value or record, masked in its texts and, whole, where a name looks secret."""
-    secrets = environment_secrets() if secrets is None else secrets
-    if isinstance(value, str):
-        return value if isinstance(value, Enum) else redact_text(value, secrets)
-    if isinstance(value, Mapping):
-        return {redact_text(str(name), secrets): _entry(str(name), v, secrets) for name, v in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(redact(item, secrets) for item in value)
-    if is_dataclass(value):
-        return replace(value, **{f.name: redact(getattr(value, f.name), secrets) for f in fields(value)})
-    return value
-
-
 def _entry(name: str, value: Any, secrets: tuple[str, ...]) -> Any:
-    is_masked = (
-        isinstance(value, str | int) and value and not isinstance(value, bool) and is_secret_name(name)
-    )
-    return MASK if is_masked else redact(value, secrets)
+    is_text = isinstance(value, str | int) and not isinstance(value, bool)
+    return MASK if is_text and value and is_secret_name(name) else redact(value, secrets)

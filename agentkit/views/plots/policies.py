@@ -5,14 +5,15 @@ Leaves out every number drawn (evaluation).
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 
 from agentkit.evaluation import SOLVED, Comparison, task_success
-from agentkit.evaluation.behaviour import MEASURES, Behaviour
-from agentkit.evaluation.failures import Failures
+from agentkit.evaluation.failures import FAILURES
 from agentkit.evaluation.tables import percent
 from agentkit.records import Trajectory
 from agentkit.views.plots.style import (
@@ -85,36 +86,32 @@ def _draw_bars(figure: go.Figure, name: str, x: list[list[str]], cells: list[dic
     )
 
 
-def failure_bars(failures: Failures) -> go.Figure:
+def failure_bars(failures: pd.DataFrame) -> go.Figure:
     """How often each way to fail occurs, policy beside policy, the most frequent on top."""
-    if not failures.counts:
+    if failures.empty:
         return empty("No trajectory failed", "How does it fail?")
-    shares = {
-        name: {policy: counts[policy] / max(1, n) for policy, n in failures.totals.items()}
-        for name, counts in failures.counts.items()
-    }
-    order = sorted(shares, key=lambda name: -sum(shares[name].values()))
+    order = failures.loc[failures.sum(axis=1).sort_values(ascending=False, kind="stable").index]
     figure = go.Figure()
-    for i, (policy, total) in enumerate(failures.totals.items()):
-        counts = [failures.counts[name][policy] for name in order]
+    for (policy, counts), colour in zip(order.items(), cycle(COLOURS), strict=False):
         figure.add_bar(
-            y=order,
-            x=[shares[name][policy] for name in order],
+            y=order.index,
+            x=counts,
             orientation="h",
-            name=f"{escaped(policy)} ({sum(counts)} of {total} failed)",
+            name=f"{escaped(policy)} ({counts.sum()})",
             text=counts,
             textposition="outside",
             cliponaxis=False,
-            marker={"color": COLOURS[i % len(COLOURS)], "opacity": 0.85},
-            hovertemplate="%{y}: %{text} trajectories (%{x:.1%})",
+            marker={"color": colour, "opacity": 0.85},
+            customdata=[FAILURES[name] for name in order.index],
+            hovertemplate="%{x}: %{customdata}",
         )
     return dressed(
         figure,
         "How does it fail?",
-        "numbers: trajectories; each is in one class",
-        xaxis={"title_text": "share of scored trajectories", "tickformat": ".0%", "showgrid": True},
+        "each failed trajectory is in one class",
+        xaxis={"title_text": "trajectories", "showgrid": True},
         yaxis={"showgrid": False, "autorange": "reversed"},
-        height=170 + len(order) * (18 * len(failures.totals) + 12),
+        height=170 + len(order) * (18 * len(order.columns) + 12),
         barmode="group",
         bargap=0.25,
         showlegend=True,
@@ -122,32 +119,26 @@ def failure_bars(failures: Failures) -> go.Figure:
     )
 
 
-def behaviour_dots(behaviour: Behaviour) -> go.Figure:
+def behaviour_dots(behaviour: pd.DataFrame) -> go.Figure:
     """What each policy does, as a share of the occasions to do it, with 95 % intervals."""
-    shares = {name: rates for name, rates in behaviour.rates.items() if MEASURES[name].share}
-    names = [n for n, rates in shares.items() if any(rate["occasions"] for rate in rates.values())][::-1]
-    if not names:
+    seen = behaviour.dropna(subset=["share"])
+    if seen.empty:
         return empty("There was no occasion for any behaviour", "What does it do differently?")
-    policies = list(behaviour.rates[names[0]])
+    habits, policies = list(seen["habit"].unique())[::-1], list(behaviour["policy"].unique())
     lane = min(0.28, 0.8 / len(policies))  # of a policy; a row is 1 high
     figure = go.Figure()
     for i, policy in enumerate(policies):
-        rates = [behaviour.rates[n][policy] for n in names]
-        value = np.array([np.nan if r["value"] is None else r["value"] for r in rates], dtype=float)
-        low, high = np.array([r["ci95"] or (np.nan, np.nan) for r in rates], dtype=float).T
+        own = seen[seen["policy"] == policy]
         figure.add_scatter(
-            x=value,
-            y=np.arange(len(names)) + lane * ((len(policies) - 1) / 2 - i),
-            error_x=whiskers(value, low, high),
+            x=own["share"],
+            y=own["habit"].map(habits.index) + lane * ((len(policies) - 1) / 2 - i),
+            error_x=whiskers(own["share"], own["low"], own["high"]),
             mode="markers",
             name=escaped(policy),
             marker={"color": COLOURS[i % len(COLOURS)], "size": 9},
-            customdata=[
-                f"{MEASURES[n].title}: {r['occasions']} occasions" for n, r in zip(names, rates, strict=True)
-            ],
-            hovertemplate="%{customdata}, %{x:.1%}",
+            customdata=own[["occasions", "counted"]],
+            hovertemplate="%{x:.1%} of %{customdata[0]} %{customdata[1]}",
         )
-    ticks = {"tickvals": list(range(len(names))), "ticktext": [MEASURES[n].title for n in names]}
     return dressed(
         figure,
         "What does it do differently?",
@@ -158,8 +149,9 @@ def behaviour_dots(behaviour: Behaviour) -> go.Figure:
             "range": [-0.02, 1.02],
             "showgrid": True,
         },
-        yaxis=ticks | {"showgrid": False, "range": [-0.6, len(names) - 0.4]},
-        height=150 + max(42, 14 * len(policies)) * len(names),
+        yaxis={"tickvals": list(range(len(habits))), "ticktext": habits, "showgrid": False}
+        | {"range": [-0.6, len(habits) - 0.4]},
+        height=150 + max(42, 14 * len(policies)) * len(habits),
         showlegend=True,
         **LONG_LABELS,
     )

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from agentkit.evaluation.statistics import SEEDS
 from agentkit.evaluation.summary import easy_first
 from agentkit.evaluation.sweeps import Ablation
-from agentkit.evaluation.tables import briefly, percent
+from agentkit.evaluation.tables import percent, spanned
 from agentkit.views.plots.style import (
     BELOW,
     COLOURS,
@@ -39,7 +39,9 @@ def arm_success(ablation: Ablation) -> go.Figure:
         colour = {"better": GAIN, "worse": LOSS}.get(verdict, COLOURS[0])
         labels[y] = f'{y}<br><span style="font-size:11px">{verdict}</span>'
         bars = whiskers([at], *([line + end] for end in test["ci95"]), color=colour) if test else None
-        hover = f"{percent(at)}, {verdict}" + (f": {briefly(test)}" if test else "")
+        hover = f"{percent(at)}, {verdict}" + (
+            f": {spanned(test['diff'], test['ci95'])} points" if test else ""
+        )
         seeds = list(entry["seeds"].values())
         figure.add_scatter(
             x=seeds,

@@ -3,14 +3,16 @@
 Leaves out what they mean (diagnostics).
 """
 
+from typing import Any
+
 import pandas as pd
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from agentkit.views.plots.style import BELOW, COLOURS, dressed, empty, escaped, whiskers
+from agentkit.views.plots.style import COLOURS, dressed, empty, escaped, whiskers
 
 POINTS = 400  # of one curve; more would not be seen and make a browser slow
-PANEL_WIDTH, PANEL_HEIGHT = 3, 215  # panels a row; pixels a row of panels
+PANEL_WIDTH, PANEL_HEIGHT = 3, 235  # panels a row; pixels a row of panels
 
 # columns, of which the first has to be there; panel title; unit: one that starts with "share" is in percent
 PANELS = (
@@ -40,7 +42,7 @@ def training_curves(metrics: pd.DataFrame) -> go.Figure:
     if not panels:
         return empty("No optimiser step is recorded yet", "What did training do?")
     rows, window = -(-len(panels) // PANEL_WIDTH), _window(len(metrics))
-    gap = {"horizontal_spacing": 0.09, "vertical_spacing": 0.3 / rows}
+    gap = {"horizontal_spacing": 0.09, "vertical_spacing": 0.38 / rows}
     figure = make_subplots(rows, PANEL_WIDTH, subplot_titles=[title for _, title, _ in panels], **gap)
     for i, (wanted, _, unit) in enumerate(panels):
         place = {"row": i // PANEL_WIDTH + 1, "col": i % PANEL_WIDTH + 1}
@@ -48,25 +50,30 @@ def training_curves(metrics: pd.DataFrame) -> go.Figure:
         if columns == ["reward"]:
             columns += [c for c in metrics if c.startswith("reward/") and _has(metrics, c)]
         for column, colour in zip(columns, COLOURS * len(columns), strict=False):
-            _draw_line(figure, metrics, column, colour, legend=len(columns) > 1, **place)
+            _draw_line(figure, metrics, column, colour, legend=f"legend{i + 1}", **place)
         if "success" in columns and _has(metrics, "val_success"):
-            _draw_validation(figure, metrics, **place)
+            _draw_validation(figure, metrics, legend=f"legend{i + 1}", **place)
             columns.append("val_success")
         _style_axes(figure, metrics[columns].max(axis=None), metrics[columns].min(axis=None), unit, **place)
-    figure.update_xaxes(title_text="optimiser step", row=rows)
-    note = f"lines: mean of about {window} steps" if window > 1 else "one dot a step"
-    return dressed(figure, "What did training do?", note, height=PANEL_HEIGHT * rows + 150, **BELOW)
+        x, y = (axis.domain[0] for axis in figure.get_subplot(**place))
+        legend = {"orientation": "h", "x": x, "y": y - 0.1 / rows, "yanchor": "top", "font_size": 11}
+        figure.update_layout({f"legend{i + 1}": legend | {"visible": len(columns) > 1}})
+    note = "by optimiser step; " + (
+        f"lines: mean of about {window} steps" if window > 1 else "one dot a step"
+    )
+    return dressed(figure, "What did training do?", note, height=PANEL_HEIGHT * rows + 130, margin_t=100)
 
 
 def _draw_line(
-    figure: go.Figure, metrics: pd.DataFrame, column: str, colour: str, *, legend: bool, **place: int
+    figure: go.Figure, metrics: pd.DataFrame, column: str, colour: str, *, legend: str, **place: int
 ) -> None:
     """A light moving average over the raw points, of which POINTS are kept."""
     rows = metrics[["step", column]].dropna(ignore_index=True)  # thinned after: not every step measures all
     window = _window(len(rows))
     mean = rows[column].rolling(window, center=True, min_periods=1).mean()
     rows = rows.iloc[:: -(-len(rows) // POINTS)]
-    shared = {"x": rows["step"], "legendgroup": column, "name": escaped(column.replace("_", " ")), **place}
+    name = escaped(column.removeprefix("reward/").replace("_", " "))
+    shared = {"x": rows["step"], "legend": legend, "legendgroup": column, "name": name, **place}
     dots = {"color": colour, "size": 4, "opacity": 0.35 if window > 1 else 1.0}
     line = {"color": colour, "width": 2}
     figure.add_scatter(
@@ -78,11 +85,11 @@ def _draw_line(
         **shared,
     )
     figure.add_scatter(
-        y=mean[rows.index], mode="lines", line=line, showlegend=legend, hoverinfo="skip", **shared
+        y=mean[rows.index], mode="lines", line=line, showlegend=True, hoverinfo="skip", **shared
     )
 
 
-def _draw_validation(figure: go.Figure, metrics: pd.DataFrame, **place: int) -> None:
+def _draw_validation(figure: go.Figure, metrics: pd.DataFrame, **place: Any) -> None:
     rows = metrics.dropna(subset=["val_success"])
     figure.add_scatter(
         x=rows["step"],
@@ -91,7 +98,7 @@ def _draw_validation(figure: go.Figure, metrics: pd.DataFrame, **place: int) -> 
             rows["val_success"], rows["val_ci_low"], rows["val_ci_high"], color=COLOURS[2], width=3
         ),
         mode="markers+lines",
-        name="validation (95 % interval)",
+        name="validation, 95 % interval",
         marker={"color": COLOURS[2], "size": 7, "symbol": "diamond"},
         line={"color": COLOURS[2], "width": 1, "dash": "dot"},
         hovertemplate="step %{x}: %{y:.1%}",

@@ -31,7 +31,6 @@ from agentkit.views import plots
 from agentkit.views.widgets.base import clip
 
 WORDS = {"checkpoint": "Save a checkpoint", "stop": "Stop after this step"}
-SHARE = 0.015  # of a training's time that redrawing may take
 LISTED = 8  # alarms in the panel, the latest first
 TEXT = 600  # characters of one turn
 EVIDENCE = 6  # trajectories named beside an alarm
@@ -42,15 +41,12 @@ SEVERITY = {"critical": "bad", "warning": "look"}  # class in the style sheet
 def progress(metrics: pd.DataFrame, recipe: Recipe, ended: bool = False) -> str:
     """One sentence: how far, how long, and the best validation."""
     done = int(metrics["step"].max()) if len(metrics) else 0
-    planned = metrics["planned_steps"].dropna() if "planned_steps" in metrics else ()  # epochs as steps
-    total = int(planned.iloc[-1]) if len(planned) else recipe.steps
-    parts = [f"Step {done} of {total}"]
+    parts = [f"Step {done} of {recipe.steps}"]
     if done and "seconds" in metrics:
         seconds = metrics["seconds"].dropna()
-        left = float(seconds.tail(20).mean()) * max(0, total - done) * (not ended)
-        parts.append(
-            f"{cost.duration(seconds.sum())} spent" + (f", about {cost.duration(left)} left" if left else "")
-        )
+        left = float(seconds.tail(20).mean()) * (recipe.steps - done)
+        parts.append(f"{cost.duration(seconds.sum())} spent")
+        parts[-1] += f", about {cost.duration(left)} left" if left > 0 and not ended else ""
     if "val_success" in metrics and metrics["val_success"].notna().any():
         best = metrics.loc[metrics["val_success"][::-1].idxmax()]  # of equals the last, as training keeps it
         parts.append(f"best validation {best['val_success']:.1%} at step {int(best['step'])}")
@@ -63,12 +59,12 @@ def alarm_block(alarm: Alarm) -> html.Markup:
     name = html.element("b", alarm.alarm.replace("_", " "))
     evidence = html.element("p", ", ".join(alarm.evidence[:EVIDENCE]), class_="soft")
     texts = html.paragraphs([alarm.cause, f"→ {alarm.advice}"])
-    summary = html.joined([severity, f" step {alarm.step}: ", name])
-    return html.element("div", html.folded(summary, texts, evidence, is_open=True), class_="alarm")
+    head = html.element("p", severity, f" step {alarm.step}: ", name)
+    return html.element("div", head, texts, evidence, class_="alarm")
 
 
 def ending(run: Run, recipe: Recipe, error: BaseException | None) -> str:
-    """How a training ended, with which error, what is kept of it, and how to go on."""
+    """How a training ended, what is kept of it, and how to go on."""
     if error is None and run.file("train", "finished.json").exists():
         return f"Training is done. The adapter that validation chose is kept in {run.file('adapter')}."
     how = f"Stopped by an error ({type(error).__name__})" if error else "Stopped as asked"
@@ -76,8 +72,7 @@ def ending(run: Run, recipe: Recipe, error: BaseException | None) -> str:
     for newest in steps(run.file("train", "checkpoints"))[:1]:
         kept = f"{step_of(newest)} of {recipe.steps} steps, in {newest}"
         return f"{how}. Kept: {kept}; run this notebook again to go on from there."
-    again = "run this notebook again to start anew"
-    return f"{how} before a checkpoint was written: nothing is kept of it; {again}."
+    return f"{how} before a checkpoint was written; run this notebook again to start anew."
 
 
 def told(title: str, t: Trajectory, task: Task | None) -> html.Markup:
@@ -102,7 +97,7 @@ class Dashboard:
     Args:
         run: its folder is read.
         recipe: of the run.
-        every_s: seconds between redrawings in a notebook; more where these would take over SHARE of the time.
+        every_s: seconds between redrawings in a notebook.
         snapshot_s: seconds between snapshots in train/dashboard.html.
     """
 
@@ -110,8 +105,7 @@ class Dashboard:
         self.run, self.recipe = run, recipe
         self._every_s, self._snapshot_s = every_s, snapshot_s
         self._drawn, self._saved = float("-inf"), time.monotonic()
-        self._took = 0.0  # seconds of the last redrawing
-        self._ended, self._failed = "", False
+        self._ended = ""
         self._live: ipywidgets.VBox | None = None
 
     def _ipython_display_(self) -> None:
@@ -138,21 +132,18 @@ class Dashboard:
     def __call__(self, row: dict[str, Any]) -> None:
         """A row was written: redraw when it is time to."""
         now = time.monotonic()
-        if self._live and row.get("step") and now - self._drawn >= max(self._every_s, self._took / SHARE):
+        if self._live and row.get("step") and now - self._drawn >= self._every_s:
             self._try(self.draw)
         if now - self._saved >= self._snapshot_s:
             self._try(self.save)
 
     def _try(self, part: Callable[[], Any]) -> None:
-        """Do a part of it; its faults, such as a full disk, are warned of once and end no training."""
+        """Do a part of it; its faults, such as a full disk, are warned of and end no training."""
         try:
             part()
         except Exception as error:
-            if not self._failed:
-                warnings.warn(
-                    f"the dashboard is not drawn ({error!r}); train/metrics.jsonl has all rows", stacklevel=3
-                )
-            self._failed = True
+            said = f"the dashboard is not drawn ({error!r}); train/metrics.jsonl has all rows"
+            warnings.warn(said, stacklevel=3)
 
     def __enter__(self) -> Self:
         self._ended = ""
@@ -168,26 +159,21 @@ class Dashboard:
 
     def draw(self) -> None:
         """Bring the widget up to date."""
-        start, (_, panel, curves, extremes) = time.monotonic(), self._live.children
-        try:
-            metrics = self._metrics()
-            figure = plots.training_curves(metrics)
-            with curves.batch_update():
-                curves.data = ()
-                curves.add_traces(figure.data)
-                curves.layout = figure.layout
-            panel.value = html.fragment(self._panel(metrics))
-            extremes.value = html.fragment(self._extremes())
-        finally:  # also where it fails: the next time costs as much
-            self._drawn = time.monotonic()
-            self._took = self._drawn - start
+        self._drawn, (_, panel, curves, extremes) = time.monotonic(), self._live.children
+        metrics = self._metrics()
+        figure = plots.training_curves(metrics)
+        with curves.batch_update():
+            curves.data = ()
+            curves.add_traces(figure.data)
+            curves.layout = figure.layout
+        panel.value = html.fragment(self._panel(metrics))
+        extremes.value = html.fragment(self._extremes())
 
     def show(self) -> None:
         """Leave the result in the cell, for whoever opens the notebook later."""
         metrics = self._metrics()
-        display(HTML(html.fragment(self._panel(metrics))))
-        if len(metrics) and metrics["step"].max() >= 1:
-            display(plots.training_curves(metrics), HTML(html.fragment(self._extremes())))
+        panel, extremes = (HTML(html.fragment(part)) for part in (self._panel(metrics), self._extremes()))
+        display(panel, plots.training_curves(metrics), extremes)
 
     def save(self) -> Path:
         """Write train/dashboard.html, one file that opens offline."""
@@ -204,13 +190,11 @@ class Dashboard:
     def _panel(self, metrics: pd.DataFrame) -> html.Markup:
         """Progress and the latest alarms."""
         alarms, said = read_alarms(self.run), [progress(metrics, self.recipe, bool(self._ended)), self._ended]
-        note = "" if alarms else "No alarm has fired."
-        if len(alarms) > LISTED:
-            note = f"{len(alarms) - LISTED} earlier alarms in train/alarms.jsonl"
+        note = f"{len(alarms)} alarms fired; the latest stand here." if alarms else "No alarm has fired."
         return html.joined([
             *(html.element("p", html.element("b", sentence)) for sentence in said if sentence),
             *(alarm_block(alarm) for alarm in alarms[::-1][:LISTED]),
-            html.element("p", note, class_="soft") if note else "",
+            html.element("p", note, class_="soft"),
         ])  # fmt: skip
 
     def _extremes(self) -> html.Markup:

@@ -15,14 +15,12 @@ from typing import Any
 
 from agentkit.evaluation import html
 from agentkit.records import Image, Picture, Table, Task, Trajectory
-from agentkit.tools.execution import in_thread
-from agentkit.tools.runtime import example, run_blocking
+from agentkit.tools.runtime import example
 from agentkit.views.widgets.base import TEXT_LIMIT, clip
 
 MAX_ROWS, MAX_COLUMNS, MAX_CELL = 60, 12, 200  # of a table; characters of one cell
 MAX_GRIDS, MAX_SIDE = 4, 64  # of a picture; cells
 KINDS, MAX_IMAGE = ("png", "jpeg", "svg+xml"), 200_000  # of an image; bytes
-LIMIT_S = 2.0  # for the states of one trajectory
 WIDTH = 170  # of a grid, at most; pixels
 COLOURS = "000000 0074d9 ff4136 2ecc40 ffdc00 aaaaaa f012be ff851b 7fdbff 870c25".split()  # ARC's
 
@@ -33,30 +31,15 @@ class States:
     def __init__(self, environments: Mapping[str, Callable[[], object]] | None = None):
         self._environments = environments or {}
         self._renders: dict[str, Callable[[Task, Trajectory, int], Any] | None] = {}
-        self._known: dict[int, tuple[Trajectory, list]] = {}  # by id: one may be asked for again
 
     def after_turns(self, task: Task | None, trajectory: Trajectory) -> list[dict[str, Any] | None]:
         """A state a turn as JSON values, None where there is none; no states of an unknown family or task."""
         if task is None:
             return []
-        if id(trajectory) not in self._known:
-            self._known[id(trajectory)] = trajectory, self._states(task, trajectory)
-        return self._known[id(trajectory)][1]
-
-    def _states(self, task: Task, trajectory: Trajectory) -> list[dict[str, Any] | None]:
         if task.family not in self._renders:
             self._renders[task.family] = _render_of(self._environments.get(task.family))
         render = self._renders[task.family]
-        if render is None:
-            return []
-        turns = range(len(trajectory.turns))
-        try:
-            return run_blocking(
-                in_thread(lambda: [_shown(render, task, trajectory, t) for t in turns], LIMIT_S)
-            )
-        except TimeoutError:
-            self._renders[task.family] = None  # it will not be quicker for the others
-            return [_sentence(f"render took more than {LIMIT_S:g} s")] * len(trajectory.turns)
+        return [_shown(render, task, trajectory, turn) for turn in range(len(trajectory.turns)) if render]
 
 
 def _render_of(make: Callable[[], object] | None) -> Callable[[Task, Trajectory, int], Any] | None:
@@ -70,11 +53,8 @@ def _shown(render: Callable[..., Any], task: Task, trajectory: Trajectory, turn:
     try:
         return as_json(render(task, trajectory, turn))
     except Exception as error:  # an environment is user code, and what it reads a model wrote
-        return _sentence(f"{type(error).__name__}: {error}")
-
-
-def _sentence(why: str) -> dict[str, str]:
-    return {"text": f"This state cannot be shown: {why[:300]}."}
+        why = f"{type(error).__name__}: {error}"
+        return {"text": f"This state cannot be shown: {why[:300]}."}
 
 
 def as_json(state: Any) -> dict[str, Any] | None:
@@ -92,12 +72,10 @@ def as_json(state: Any) -> dict[str, Any] | None:
         case Picture():
             grids = list(state.grids.items())[:MAX_GRIDS]
             return {"images": [_image(title, "svg+xml", svg(grid), _width(grid)) for title, grid in grids]}
-        case Image():
-            known = state.kind in KINDS and type(state.data) is bytes and 0 < len(state.data) <= MAX_IMAGE
-            if not known:
-                raise ValueError(f"an image is at most {MAX_IMAGE} bytes of {', '.join(KINDS)}")
-            return {"images": [_image(state.title, state.kind, state.data, None)]}
-    raise ValueError(f"it is of type {type(state).__name__}: give text, a Table, a Picture, an Image or None")
+        case Image(kind=kind, data=bytes(data)) if kind in KINDS and 0 < len(data) <= MAX_IMAGE:
+            return {"images": [_image(state.title, kind, data, None)]}
+    kinds = f"text, a Table, a Picture, an Image of at most {MAX_IMAGE} bytes ({', '.join(KINDS)}) or None"
+    raise ValueError(f"it is of type {type(state).__name__}: give {kinds}")
 
 
 def _image(title: Any, kind: str, data: bytes, width: int | None) -> list:

@@ -99,17 +99,15 @@ def compare_trajectories(
             turn. By default those of the run's lab, or none.
 
     Raises:
-        ValueError: there is no policy, no trajectory, or a trajectory's task is not in ``tasks``.
+        ValueError: there is no trajectory, or a trajectory's task is not in ``tasks``.
         RunError: the run's notes cannot be read.
     """
-    if not policies:
-        raise ValueError("there is no policy to show. Pass {'sft': trajectories, 'grpo': trajectories}.")
     tasks = {task.id: task for task in tasks}
     samples = {name: by_task(trajectories) for name, trajectories in policies.items()}
     covered = {task for policy in samples.values() for task in policy}
     all_in("the trajectories", covered, "the given tasks", tasks)
     if not covered:
-        raise ValueError("there is no trajectory to show. Roll out the policies first.")
+        raise ValueError("there is no trajectory to show. Pass {'sft': trajectories, 'grpo': trajectories}.")
     if environments is None and run is not None:
         environments = Lab.of(run).environments
     states, own = States(environments), list(samples.values())
