@@ -37,7 +37,7 @@ from agentkit.rollouts.tokens import exact_decode
 
 __all__ = ["FORMATS", "MAX_CALLS", "ChatCodec", "detect_format", "format_call", "parse_turn"]
 
-CUT = "\n[cut: the reply is longer]"
+CUT = "\n[cut: {} more tokens]"
 # what frames a reply and may be plain text to a tokenizer, as it is to Qwen2.5's
 _RESPONSE = ("<tool_response>", "</tool_response>")
 # what a turn is made of, and may be a token of its own
@@ -209,15 +209,17 @@ class ChatCodec:
         return len(ids) if ids and ids[-1] in self.ends else None
 
     def shorten(self, text: str, limit: int) -> str:
-        """A tool's reply of at most ``limit`` tokens; a mark says that it was longer."""
+        """A tool's reply of at most ``limit`` tokens; a mark says how much is missing."""
         if len(text.encode("utf-8", "replace")) <= limit:  # no token is shorter than a byte
             return text
+        large = len(text) > 16 * limit
         ids = self.text_ids(text[: 16 * limit])  # no tokenizer is asked to read megabytes
-        if len(ids) <= limit and len(text) <= 16 * limit:
+        if len(ids) <= limit and not large:
             return text
-        keep = limit
+        keep = limit - len(self.text_ids(CUT.format(len(ids))))
         while keep > 0:
-            short = self.decode(ids[:keep]).rstrip("\ufffd") + CUT
+            mark = CUT.format(f"at least {len(ids) - keep}" if large else len(ids) - keep)
+            short = self.decode(ids[:keep]).rstrip("\ufffd") + mark
             over = len(self.text_ids(short)) - limit
             if over <= 0:
                 return short
