@@ -53,12 +53,8 @@ def test_a_right_batch_has_no_fault():
     [
         ("action_mask", (1, 1, 1, 0, 0, 1), "action_mask has 6 values for 7 completion tokens"),
         ("old_logprobs", (-0.1,) * 8, "old_logprobs has 8 values for 7 completion tokens"),
-        (
-            "action_mask",
-            (1, 1, 1, 1, 0, 1, 1),
-            "tokens are trained on that no turn sampled (1, the first at 5)",
-        ),
-        ("action_mask", (1, 0, 1, 0, 0, 1, 0), "2 sampled tokens are masked out"),
+        ("action_mask", (1, 1, 1, 1, 0, 1, 1), "the action mask is wrong at 1 of 9 tokens (the first is 5)"),
+        ("action_mask", (1, 0, 1, 0, 0, 1, 0), "the action mask is wrong at 2 of 9 tokens (the first is 3)"),
         ("old_logprobs", (-0.1, float("nan"), -0.3, 0.0, 0.0, -1.0, 0.0), "not finite or above 0"),
         ("completion_ids", (1, 1, 3, 7, 7, 2, 3), "turn 0's tokens do not spell its text"),
         ("turns", (Turn("ab<end>", (0, 3)), Turn("b<end>", (5, 9))), "turn 1 spans [5, 9) of 7"),

@@ -170,7 +170,8 @@ def test_xray_refuses_what_does_not_line_up(changes, message):
 def test_a_trained_observation_is_a_fault():
     view = mask_xray(traced(action_mask=(1, 1, 1, 1, 1)))
     assert view.payload["faults"] == [
-        "1 token is trained on that no turn sampled (position 4): the action mask is wrong."
+        "the action mask is wrong at 1 of 7 tokens (the first is 4): it must be 1 on what the "
+        "policy sampled and 0 on all else."
     ]
 
 

@@ -104,13 +104,11 @@ def faults(trajectory: Trajectory, decode: Decode | None = None) -> list[str]:
     except ValueError as error:
         return [str(error)]
     sentences = []
-    if trained := [i for i, token in enumerate(tokens) if token.mask and token.source != "model"]:
+    if wrong := [i for i, token in enumerate(tokens) if token.mask != (token.source == "model")]:
         sentences.append(
-            f"tokens are trained on that no turn sampled ({len(trained)}, the first at {trained[0]}): the "
-            "action mask is wrong."
+            f"the action mask is wrong at {len(wrong)} of {len(tokens)} tokens (the first is {wrong[0]}): it "
+            "must be 1 on what the policy sampled and 0 on all else."
         )
-    if untrained := sum(token.source == "model" and not token.mask for token in tokens):
-        sentences.append(f"{untrained} sampled tokens are masked out: the action mask is wrong.")
     if not all(math.isfinite(x) and x <= ROUNDING for x in trajectory.old_logprobs):
         sentences.append("a log-probability at sampling is not finite or above 0.")
     for number, turn in enumerate(trajectory.turns):
