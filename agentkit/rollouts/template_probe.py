@@ -56,7 +56,7 @@ def _as_json(text: str) -> str:
 
 
 # what templates do to a reply before they show it
-_WRITINGS: tuple[Callable[[str], str], ...] = (str, _as_json, str.strip, lambda text: _as_json(text.strip()))
+_WRITINGS: tuple[Callable[[str], str], ...] = (str, _as_json, str.strip)
 
 
 def template_of(tokenizer: Any) -> "Template":
