@@ -76,22 +76,16 @@ def test_without_flaws_everything_is_solved(flawless, suite, corpus):
 
 
 def test_a_call_that_fails_for_the_moment_is_repeated(suite, corpus, tokenizer):
-    tasks = list(suite)[::4]
     options = {"environment": partial(CorpusEnvironment, corpus), "limits": ROOMY, "tool_failures": 0.3}
-    rolled = rollout(tasks, ScriptedPolicy(tokenizer), group_size=2, seed=1, **options)
-    made = [result for t in rolled for result in calls(t)]
-    failed = [result for result in made if not result.ok]
-    first = len({(t.task_id, r.name, str(r.arguments)) for t in rolled for r in calls(t)})
+    rolled = rollout(list(suite)[::4], ScriptedPolicy(tokenizer), group_size=2, seed=1, **options)
+    failed = [result for t in rolled for result in calls(t) if not result.ok]
     assert sum(t.success for t in rolled) > 0.9 * len(rolled)
-    assert 0.25 < len({str((r.arguments, r.observation)) for r in failed}) / first < 0.5
     assert len({r.observation for r in failed}) == len(PROBLEMS)
     for t in rolled:
         for one, other in pairwise(calls(t)):
             assert one.ok or other.arguments == one.arguments
     for one, other in zip(rolled[::2], rolled[1::2], strict=True):  # samples of a task meet the same
         assert [r.ok for r in calls(one)] == [r.ok for r in calls(other)]
-    elsewhere = rollout(tasks, ScriptedPolicy(tokenizer), seed=2, **options)
-    assert [r.ok for t in elsewhere for r in calls(t)] != [r.ok for t in rolled[::2] for r in calls(t)]
 
 
 # ---- seeds

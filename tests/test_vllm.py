@@ -165,41 +165,6 @@ def ask(policy, count, length=12, temperature=1.0, start=0):
     return together
 
 
-def with_other_end(tokenizer):
-    other = copy.deepcopy(tokenizer)
-    other.eos_token = "<|endoftext|>"
-    return other
-
-
-def check_ends(policy, agent, suite, corpus):
-    """Turns end with the template's token, and run on where only the tokenizer's ends them."""
-    end, eos = (agent[1].convert_tokens_to_ids(mark) for mark in ("<|im_end|>", "<|endoftext|>"))
-    adapter = {name: x.clone() for name, x in agent[0].named_parameters() if "lora_" in name}
-    try:
-        _set(agent[0], {name: torch.zeros_like(x) for name, x in adapter.items()})  # others moved it far
-        policy.sync(agent[0])
-        _check_ends(policy, agent, suite, corpus, end, eos)
-    finally:
-        _set(agent[0], adapter)
-
-
-@torch.no_grad()
-def _set(model, values):
-    for name, parameter in model.named_parameters():
-        if name in values:
-            parameter.copy_(values[name])
-
-
-def _check_ends(policy, agent, suite, corpus, end, eos):
-    found = play(policy, suite, corpus, count=3)
-    assert_same(found, play(TransformersPolicy(*agent), suite, corpus, count=3))
-    spans = [(t, turn.span) for t in found for turn in t.turns if turn.span[1] - turn.span[0] < 40]
-    assert spans and all(t.completion_ids[stop - 1] == end for t, (_, stop) in spans)
-    assert end in policy.ends and eos in policy.ends
-    policy.ends = [eos]
-    assert any(len(turn.text) > 60 for t in play(policy, suite, corpus, count=3) for turn in t.turns)
-
-
 # ---- in this process
 def test_greedy_rollouts_are_those_of_transformers(engine, agent, suite, corpus):
     assert_same(play(engine, suite, corpus), play(TransformersPolicy(*agent), suite, corpus))
@@ -228,12 +193,6 @@ def test_an_engine_that_was_given_gets_the_adapter_only_and_outlives_the_policy(
             move(model, size)
             assert guard.sync(policy, model, 1.0).largest < 1e-3
     assert guard.sync(engine, model, 1.0).largest < 1e-3
-
-
-def test_a_turn_ends_where_the_template_ends_it(engine, agent, suite, corpus):
-    """The tokenizer's own end is another token, as in base models whose template is a chat's."""
-    with VllmPolicy(agent[0], with_other_end(agent[1]), "other", engine=engine._engine) as policy:
-        check_ends(policy, agent, suite, corpus)
 
 
 def test_an_adapter_that_did_not_arrive_is_caught(engine, agent, monkeypatch):
@@ -394,8 +353,6 @@ def test_servers_take_the_weights_and_give_the_tokens_of_transformers(policy, se
     assert all(completions(url) > count for (url, _, _), count in zip(servers, before, strict=True)), (
         "both have work"
     )
-    with ServerPolicy([url for url, _, _ in servers], with_other_end(still[1]), "other") as other:
-        check_ends(other, still, suite, corpus)
 
 
 def test_one_of_two_servers_killed_in_mid_batch_and_then_the_other(policy, servers, still, suite, corpus):

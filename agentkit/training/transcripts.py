@@ -62,10 +62,11 @@ def _transcript(row: Mapping[str, Any], place: str, tokenizer: Any, lab: Lab, us
     messages = _checked(row)
     roles = [message["role"] for message in messages]
     starts = [i for i, role in enumerate(roles) if role == "assistant"]
-    asked = [(role == "user", _content(m)[1]) for role, m in zip(roles[: starts[0]], messages, strict=False)]
-    codec = _codec(row, [text for is_user, text in asked if not is_user], tokenizer, lab, usual)
-    prompt_ids = codec.prompt_ids("\n\n".join(text for is_user, text in asked if is_user))
-    completion, turns = Completion(), []
+    before, completion, turns = messages[: starts[0]], Completion(), []
+    system = [_content(message)[1] for message in before if message["role"] != "user"]
+    question = [_content(message)[1] for message in before if message["role"] == "user"]
+    codec = _codec(row, system, tokenizer, lab, usual)
+    prompt_ids = codec.prompt_ids("\n\n".join(question))
     for start, stop in pairwise([*starts, len(roles)]):
         text, results = _turn(messages[start], messages[start + 1 : stop], codec)
         said = turn_ids(codec.tokenizer, [*prompt_ids, *completion.ids], text, bool(results))
@@ -179,17 +180,17 @@ def _results(
     asked: Sequence[tuple[str, str, dict]], replies: Sequence[Mapping[str, Any]]
 ) -> tuple[ToolResult, ...]:
     """The replies in the order of the calls that they name by id or by name, else in their own."""
+    if len(replies) != len(asked):
+        raise DataError(f"the {len(asked)} calls of a turn need a reply each, in order, by name or by id")
     found: dict[int, ToolResult] = {}
     for reply in replies:
         left = [i for i in range(len(asked)) if i not in found]
         by_id = [i for i in left if asked[i][0] and asked[i][0] == reply.get("tool_call_id")]
         by_name = [i for i in left if asked[i][1] == reply.get("name")]
-        place = next(iter(by_id or by_name or left), len(asked) + len(found))
-        _, name, arguments = asked[place] if place < len(asked) else ("", "", {})
+        place = (by_id or by_name or left)[0]
+        _, name, arguments = asked[place]
         content = _content(reply)[1]
         found[place] = ToolResult(name, arguments, content, ok=not content.startswith("Error"))
-    if sorted(found) != list(range(len(asked))):
-        raise DataError(f"the {len(asked)} calls of a turn need a reply each, in order, by name or by id")
     return tuple(found[i] for i in range(len(asked)))
 
 
