@@ -31,9 +31,7 @@ Mismatch = Literal[
     "auto", "off", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask",
     "geometric_truncate", "geometric_mask",
 ]  # fmt: skip
-Advantage = Literal[
-    "group", "dr_grpo", "rloo", "batch_std", "reinforce_baseline", "gdpo", "difficulty", "turn", "step"
-]
+Advantage = Literal["group", "dr_grpo", "rloo", "batch_std", "reinforce_baseline", "gdpo", "turn", "step"]
 Flaw = Literal["skip_lookup", "wrong_operation", "in_head", "give_up", "malformed"]
 FILES = ("lab", "tasks", "model", "chat_template", "transcripts")  # keys that may name files
 

@@ -33,7 +33,6 @@ from agentkit.runs import Run, read_jsonl
 
 KINDS = {  # name: changes of recipe or settings
     "plain": {},
-    "num_iterations=2": {"num_iterations": 2},
     "minibatches=4": {"prompts_per_step": 4, "micro_batch": 4, "minibatches": 4},
 }
 SMALL = {"steps": 6, "prompts_per_step": 2, "group_size": 4, "micro_batch": 4, "val_every": 2, "val_tasks": 2, "lora_r": 2,

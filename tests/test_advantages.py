@@ -4,7 +4,6 @@ trajectory.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import get_args
 
@@ -57,13 +56,11 @@ def test_rloo_is_the_reward_against_the_mean_of_the_others():
     assert found.tolist() == pytest.approx([3 - 7.5, 5 - 6.5, 10 - 4])
 
 
-@pytest.mark.parametrize("estimator", PER_TRAJECTORY)
-@pytest.mark.parametrize(
-    "values", [[0.1, 0.1, 0.1], [7.3], [NAN], [NAN, NAN], [NAN, 2.0], [1e8, 1e8, 1e8, 1e8], []]
-)
-def test_a_group_that_says_nothing_has_advantages_of_exactly_zero(estimator, values):
-    found = estimate(torch.tensor(values), torch.zeros(len(values), dtype=torch.int64), estimator)
-    assert found.tolist() == [0.0] * len(values)
+@pytest.mark.parametrize("values", [[0.1, 0.1, 0.1], [7.3], [NAN, NAN], [NAN, 2.0], []])
+def test_a_group_that_says_nothing_has_advantages_of_exactly_zero(values):
+    for estimator in PER_TRAJECTORY:
+        found = estimate(torch.tensor(values), torch.zeros(len(values), dtype=torch.int64), estimator)
+        assert found.tolist() == [0.0] * len(values), estimator
 
 
 @pytest.mark.parametrize("estimator", PER_TRAJECTORY)
@@ -71,21 +68,6 @@ def test_what_is_not_scored_changes_nobody_elses_advantage(estimator):
     with_none = estimate([1.0, None, 0.0, 0.0, 0.0, 2.0, NAN, 4.0], [0, 0, 0, 0, 0, 1, 1, 1], estimator)
     assert with_none[[1, 6]].tolist() == [0.0, 0.0]
     assert torch.equal(with_none[[0, 2, 3, 4, 5, 7]], estimate(REWARDS, GROUPS, estimator))
-
-
-@pytest.mark.parametrize("advantage", ["group", "gdpo"])
-def test_rewards_far_from_zero_keep_their_differences(advantage):
-    """float32 has no 20,000,001."""
-    far, near = (
-        [dataclasses.replace(BATCH[0], reward=n + r, components={"own": n + r}) for r in (1.0, 0.0)]
-        for n in (2e7, 0.0)
-    )
-    reward, recipe = (
-        {"own": (lambda task, trajectory: 0.0, 1.0)},
-        Recipe.from_mapping({"advantage": advantage}),
-    )
-    found = [advantages.of_trajectories({"t": TASK}, b, [0, 0], reward, recipe) for b in (far, near)]
-    assert torch.equal(*found) and found[0].dtype == torch.float32 and found[0][0] > 0
 
 
 def test_labels_may_be_anything_in_any_order():
@@ -112,7 +94,6 @@ def test_equal_to_trl(estimator):
 
 
 # ---- gdpo
-# ------------------------------------------------------------------------------------------------------------
 def test_gdpo_keeps_apart_what_a_sum_would_merge():
     """Right without format and wrong with format sum to the same; normalised apart and weighted, they differ."""
     components = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
@@ -135,20 +116,7 @@ def test_gdpo_leaves_out_unscored_components_and_trajectories():
     assert estimate([1.0, 1.0], [0, 0], "gdpo", components=torch.ones(2, 3)).tolist() == [0.0, 0.0]
 
 
-# ---- difficulty
-# ------------------------------------------------------------------------------------------------------
-def test_difficulty_pools_the_spread_of_like_groups():
-    # easy: groups [0, 2] and [5, 5], squared deviations 2 + 0 over 2 degrees of freedom; hard: [0, 4] alone
-    found = estimate(
-        torch.tensor([0.0, 2.0, 5.0, 5.0, 0.0, 4.0]), [0, 0, 1, 1, 2, 2], "difficulty",
-        difficulties=["easy"] * 4 + ["hard"] * 2,
-    )  # fmt: skip
-    assert found.tolist() == pytest.approx([-1, 1, 0, 0, -1 / ROOT, 1 / ROOT], abs=1e-3)
-    assert estimate([1.0, None], [0, 1], "difficulty", difficulties=["a", "b"]).tolist() == [0.0, 0.0]
-
-
 # ---- turns
-# -----------------------------------------------------------------------------------------------------------
 SPANS = [[(0, 2), (3, 5)], [(0, 1), (4, 6)]]
 
 
@@ -177,7 +145,6 @@ def test_turns_of_unequal_number_and_unscored_trajectories():
 
 
 # ---- steps
-# -----------------------------------------------------------------------------------------------------------
 def test_step_groups_compare_turns_that_met_the_same_state():
     """Both start in s; a meets t alone. The discounted return of s is 0.95 in a, and 0 in b."""
     spans = [[(0, 1), (1, 2)], [(0, 1)]]
@@ -210,34 +177,15 @@ def test_step_groups_leave_an_unscored_trajectory_out():
 
 
 # ---- what is checked first
-# -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("values", "groups"),
-    [
-        (torch.zeros(2, 2), torch.zeros(2, dtype=torch.int64)),
-        (torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)),
-        (torch.zeros(2), torch.zeros(3, dtype=torch.int64)),
-        (torch.zeros(2), torch.zeros(2)),
-        (torch.tensor([0.0, math.inf]), torch.zeros(2, dtype=torch.int64)),
-    ],
-)
-def test_rank_dtype_and_infinity_are_asserted(values, groups):
-    with pytest.raises(AssertionError):
-        estimate(values, groups)
+@pytest.mark.parametrize("values", [torch.zeros(2, 2), torch.zeros(2).long(), torch.tensor([0.0, math.inf])])
+def test_rank_dtype_and_infinity_are_asserted(values):
+    with pytest.raises(AssertionError, match="rewards: "):
+        estimate(values, torch.zeros(len(values), dtype=torch.int64))
 
 
-@pytest.mark.parametrize(
-    ("estimator", "options", "says"),
-    [
-        ("gae", {}, "use group, dr_grpo"),
-        ("gdpo", {}, "components"),
-        ("turn", {"spans": [], "length": 1}, "turn_rewards"),
-        ("group", {"gamma": 1.0}, "gamma"),
-    ],
-)
-def test_a_wrong_option_is_named(estimator, options, says):
-    with pytest.raises(ValueError, match=says):
-        estimate([1.0], [0], estimator, **options)
+def test_an_unknown_estimator_is_named():
+    with pytest.raises(ValueError, match="unknown advantage estimator 'gae': use group, dr_grpo"):
+        estimate([1.0], [0], "gae")
 
 
 def test_a_turn_beyond_the_completion_is_refused():
@@ -262,7 +210,6 @@ def test_in_every_group_the_advantages_sum_to_zero(pairs):
 
 
 # ---- from trajectories
-# -----------------------------------------------------------------------------------------------
 LOOK = {"tool": "search", "arguments": {"query": "area of A"}, "expect": "30"}
 TASK = Task("t", "A?", "30", "numeric", meta={"plan": [LOOK]})
 HIT = ToolResult("search", {"query": "area of A"}, "The area of A is 30.", ok=True)

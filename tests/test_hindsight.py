@@ -7,7 +7,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -51,25 +50,11 @@ def answered(answer, task="c", sample=0, success=0.0) -> Trajectory:
         "action_mask": (1, 1),
         "old_logprobs": (0.0, 0.0),
     }
-    return Trajectory(
-        task,
-        "p",
-        sample,
-        0,
-        **tokens,
-        turns=(),
-        stop_reason=StopReason.ANSWER,
-        answer=answer,
-        success=success,
-    )
+    how = {"turns": (), "stop_reason": StopReason.ANSWER, "answer": answer, "success": success}
+    return Trajectory(task, "p", sample, 0, **tokens, **how)
 
 
 # ---- relabelling code
-# ------------------------------------------------------------------------------------------------
-def test_a_number_of_more_digits_than_python_writes_ends_nothing():
-    assert relabel_code(TASK, answered("def f(x): return 10**5000 + x")) is None
-
-
 def test_a_wrong_program_is_the_right_answer_to_the_task_that_asks_for_what_it_gives():
     new = relabel_code(TASK, answered("def f(x): x = x + 1; y = 7; return x * 2"))
     assert new.verifier["tests"] == [[[3], 8], [[5], 12], [[8], 18]]
@@ -89,25 +74,16 @@ def test_closeness_is_the_share_that_was_right_for_the_task_asked():
 
 @pytest.mark.parametrize(
     "answer",
-    [None, "", "I do not know.", "def f(x): return", "def f(x): return 1 / 0", "def f(x): return 4", "def g(x): return x",
-     "def f(x): return x if x < 6 else undefined", "x = " + "(" * 300, "def f(x): return x + 1" + " " * 2_000],
+    [None, "I do not know.", "def f(x): return 1 / 0", "def f(x): return 4", "def g(x): return x",
+     "x = " + "(" * 300, "def f(x): return x + 1" + " " * 2_000, "def f(x): return 10**5000 + x"],
 )  # fmt: skip
 def test_what_achieved_nothing_is_not_relabelled(answer):
     assert relabel_code(TASK, answered(answer)) is None
 
 
-def test_a_task_that_is_not_about_code_is_not_relabelled():
-    assert relabel_code(dataclasses.replace(TASK, verifier="numeric"), answered(DOUBLE)) is None
-
-
 @pytest.mark.parametrize(
     ("program", "short"),
-    [
-        ("c = 1\nd = c\nprint = 2", "c = 1"),
-        ("b = 2\nc = 1", "b = 2\nc = 1"),
-        ("c  =  'x'", "c  =  'x'"),
-        ("not (", "not ("),
-    ],
+    [("c = 1\nd = c\nprint = 2", "c = 1"), ("b = 2\nc = 1", "b = 2\nc = 1"), ("not (", "not (")],
 )
 def test_last_lines_without_effect_are_dropped(program, short):
     """What counts here is the value of c; the programs are the test's own."""
@@ -121,7 +97,6 @@ def test_last_lines_without_effect_are_dropped(program, short):
 
 
 # ---- lessons
-# ---------------------------------------------------------------------------------------------------------
 def test_lessons_are_the_shortest_of_each_outcome_from_worst_to_best():
     answers = ["def f(x): return x * 2", "def f(x): return x + x + 0", "def f(x): return x + 1",
                "def f(x): return x * 2 if x < 6 else 0", "def f(x): return 1 + x + 0", "nonsense", None]  # fmt: skip
@@ -198,12 +173,8 @@ def test_processes_weigh_every_lesson_token_alike(teaching, monkeypatch):
 
 
 def test_a_row_counts_what_all_processes_made(teaching, monkeypatch):
-    """Two that are alike: what each imitates, and the stale replies of each one's cache."""
     monkeypatch.setattr(loop, "gathered", lambda items: items * 2)
     assert lessons_in(teaching, ANSWERS[:1])[1] == {"lessons": 2}
-    teaching.options["tool_cache"] = SimpleNamespace(mismatches={"lookup": 3})
-    assert teaching._cache_mismatches() == {"cache_mismatches": 6}
-    assert teaching._cache_mismatches() == {"cache_mismatches": 0}
 
 
 PROGRAMS = {
@@ -268,7 +239,6 @@ def test_right_ones_keep_each_different_right_completion_once():
 
 
 # ---- the loop
-# --------------------------------------------------------------------------------------------------------
 def counted(task: Task, trajectory: Trajectory) -> Task:
     """Another family's relabelling: whatever the agent wrote, it wrote so many tokens."""
     n = str(len(trajectory.completion_ids))
@@ -286,8 +256,7 @@ def relabelling(relabel) -> Lab:
 
 @pytest.mark.parametrize(
     ("answer", "printed"),
-    [("def f(x): return (x, 1)", "(3, 1)"), ("def f(x): return {x: 1}", "{3: 1}"), ("def f(x): return [x, 1]", "[3, 1]"),
-     ("def f(x): return x + sum({0})", "3")],
+    [("def f(x): return (x, 1)", "(3, 1)"), ("def f(x): return {x: 1}", "{3: 1}"), ("def f(x): return x + sum({0})", "3")],
 )  # fmt: skip
 def test_what_a_program_prints_is_what_its_lesson_expects(answer, printed):
     new = relabel_code(TASK, answered(answer))

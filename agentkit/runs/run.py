@@ -28,7 +28,7 @@ WRITERS = {"tasks.jsonl": "01_tasks", "baseline.json": "02_baseline", "sft": "02
            "pass_rates.json": "02_baseline", "eval/sft": "02_baseline",
            "adapter": "03_grpo", "train": "03_grpo", "eval": "05_compare"}  # fmt: skip
 ADAPTER = "adapter/adapter_model.safetensors"
-CONTROL = ("train", ".control")  # in a run: the words stop and checkpoint, for its training
+CONTROL = ("train", ".control")  # in a run: the word stop, for its training
 HASHED = ("tasks.jsonl", "baseline.json", "preflight.json", "comparison.json", "eval/*.parquet",
           ADAPTER, "train/metrics.jsonl")  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -92,14 +92,11 @@ def write_adapter(model: Any, folder: Path) -> None:
 def replacing(out: Path) -> Iterator[Path]:
     """A folder to fill that then takes the place of ``out``; where that fails, ``out`` stays as it was."""
     new, old = (out.with_name(f".{out.name}.{word}") for word in ("new", "old"))
-    shutil.rmtree(new, ignore_errors=True)
-    try:
-        with writing(out):
-            yield new
-            shutil.rmtree(old, ignore_errors=True)
-            if out.exists():
-                out.rename(old)
-            new.rename(out)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+    for left in (new, old):
+        shutil.rmtree(left, ignore_errors=True)
+    with writing(out):
+        yield new
+        if out.exists():
+            out.rename(old)
+        new.rename(out)
+    shutil.rmtree(old, ignore_errors=True)

@@ -6,13 +6,15 @@ advantage is 0. So is that of a group of one, or of equal rewards. Dimensions: B
 components, T completion tokens, N turns. Leaves out which groups are trained on (selection).
 """
 
-import inspect
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from agentkit.recipe import Recipe
 from agentkit.records import Group, Task, Trajectory
@@ -22,7 +24,6 @@ from agentkit.rewards.calls import subgoals
 EPSILON = 1e-4  # added to every standard deviation, as in TRL
 DISCOUNT = 0.95  # of a reward, a turn (GiGPO)
 NAN = float("nan")
-LARGE = 1e3  # of a reward: float32 holds it to four decimals or fewer
 Spans = Sequence[Sequence[tuple[int, int]]]  # of each trajectory's turns, [start, end) in its completion
 
 
@@ -41,33 +42,18 @@ def estimate(
         **options: what that estimator needs besides; see its function.
 
     Returns:
-        (B,) advantages, or (B, T) for "turn" and "step", in the dtype of ``rewards``, for a list float32;
-        computed in float64 where rewards are so large that float32 would lose what sets them apart.
-
-    Raises:
-        ValueError: unknown estimator, or an option that it lacks or does not know.
+        (B,) advantages, or (B, T) for "turn" and "step", in the dtype of ``rewards``, for a list float32.
     """
-    dtype = rewards.dtype if isinstance(rewards, Tensor) else torch.float32
     if not isinstance(rewards, Tensor):
-        rewards = torch.tensor([NAN if r is None else float(r) for r in rewards], dtype=torch.float64)
+        rewards = torch.tensor([NAN if r is None else float(r) for r in rewards], dtype=torch.float32)
     if not isinstance(groups, Tensor):
         groups = _numbered(groups, rewards.device)
-    shape = tuple(rewards.shape)
-    assert rewards.ndim == 1 and rewards.is_floating_point(), (
-        f"rewards: (B,) floats, not {shape} {rewards.dtype}"
-    )
-    assert groups.shape == shape and groups.dtype == torch.int64, (
-        f"groups: (B,) int64, not {tuple(groups.shape)}"
-    )
+    assert rewards.ndim == 1 and rewards.is_floating_point(), "rewards: (B,) floats"
+    assert groups.shape == rewards.shape and groups.dtype == torch.int64, "groups: (B,) int64"
     assert not rewards.isinf().any(), "rewards: infinite"
     if estimator not in ESTIMATORS:
         raise ValueError(f"unknown advantage estimator {estimator!r}: use {', '.join(ESTIMATORS)}")
-    try:
-        inspect.signature(ESTIMATORS[estimator]).bind(rewards, groups, **options)
-    except TypeError as error:
-        raise ValueError(f"advantage estimator {estimator!r}: {error}") from None
-    wide = torch.float64 if rewards.nan_to_num().abs().gt(LARGE).any() else dtype
-    return ESTIMATORS[estimator](rewards.to(wide), groups, **options).to(dtype)
+    return ESTIMATORS[estimator](rewards, groups, **options)
 
 
 # ---- one number a trajectory
@@ -116,29 +102,6 @@ def gdpo(rewards: Tensor, groups: Tensor, *, components: Tensor, weights: Tensor
     return _whitened((normalised * weights).sum(1).to(rewards.dtype), rewards)
 
 
-def difficulty(rewards: Tensor, groups: Tensor, *, difficulties: Tensor | Sequence[Hashable]) -> Tensor:
-    """r - group mean, over the spread within the groups of the same difficulty. (B,)
-
-    A group's own spread is a poor estimate from G rewards, and a batch's mixes easy tasks with hard ones;
-    groups of like difficulty share one: the root of their summed squared deviations over their summed degrees
-    of freedom (pooled variance), dead groups included. Our own; it lies between ``group`` and ``batch_std``.
-
-    Args:
-        difficulties: (B,) labels; all trajectories of a group have the same.
-    """
-    labels = difficulties.tolist() if isinstance(difficulties, Tensor) else list(difficulties)
-    assert len(labels) == len(rewards), "difficulties: (B,)"
-    levels = _numbered(labels, rewards.device)
-    centered, scored = _centered(rewards, groups), ~rewards.isnan()
-    advantages = torch.zeros_like(rewards)
-    for level in levels.unique():
-        members = scored & (levels == level)
-        freedom = members.sum() - len(groups[members].unique())
-        std = (centered[members].square().sum() / freedom.clamp(min=1)).sqrt()
-        advantages[members] = centered[members] / (std + EPSILON)
-    return advantages
-
-
 # ---- one number a token
 def turn(
     rewards: Tensor,
@@ -158,15 +121,13 @@ def turn(
         spans: of each trajectory's turns, from the records.
         length: T, at least as long as the longest completion.
     """
-    _check_turns(rewards, turn_rewards, spans)
+    assert [*map(len, turn_rewards)] == [*map(len, spans)], "one entry a turn"
     unscored = rewards.isnan()[:, None]
     outcome = group(rewards, groups)[:, None]
-    values = _padded_turns(turn_rewards, rewards).masked_fill(unscored, NAN)  # (B, N)
-    normalised = (
-        torch.stack([group(column, groups) for column in values.unbind(1)], dim=1)
-        if values.numel()
-        else values
-    )
+    known = [rewards.new_tensor([NAN if v is None else v for v in row]) for row in turn_rewards]
+    values = pad_sequence(known, batch_first=True, padding_value=NAN).masked_fill(unscored, NAN)  # (B, N)
+    columns = [group(column, groups) for column in values.unbind(1)]
+    normalised = torch.stack(columns, dim=1) if columns else values
     combined = torch.where(values.isnan(), outcome, normalised + outcome)
     return _spread(combined.masked_fill(unscored, 0.0), spans, length)
 
@@ -185,22 +146,20 @@ def step(
         spans: of each trajectory's turns, from the records.
         length: T, at least as long as the longest completion.
     """
-    _check_turns(rewards, states, spans)
-    outcome = group(rewards, groups)[:, None].expand(-1, max(map(len, states), default=0)).clone()  # (B, N)
+    assert [*map(len, states)] == [*map(len, spans)], "one entry a turn"
     met = [(i, n) for i, turns in enumerate(states) for n in range(len(turns))]
-    met = torch.tensor(met, dtype=torch.int64).reshape(-1, 2)
-    rows, columns = met.to(rewards.device).unbind(1)  # trajectory and number of each turn
-    last = torch.tensor([len(turns) - 1 for turns in states]).to(rewards.device)
-    returns = rewards[rows] * torch.full_like(rewards[rows], DISCOUNT) ** (last[rows] - columns)
-    same = _numbered([(int(groups[i]), states[i][n]) for i, n in met.tolist()], rewards.device)
-    among = group(returns.masked_fill(rewards[rows].isnan(), NAN), same)
-    outcome[rows, columns] += among
-    return _spread(outcome, spans, length)
+    later = [DISCOUNT ** (len(states[i]) - 1 - n) for i, n in met]
+    same = _numbered([(int(groups[i]), states[i][n]) for i, n in met], rewards.device)
+    among = group(rewards[[i for i, _ in met]] * rewards.new_tensor(later), same)
+    advantages = group(rewards, groups)[:, None].repeat(1, max(map(len, states), default=0))  # (B, N)
+    for (i, n), gain in zip(met, among, strict=True):
+        advantages[i, n] += gain
+    return _spread(advantages, spans, length)
 
 
 ESTIMATORS: Mapping[str, Callable[..., Tensor]] = {
     estimator.__name__: estimator
-    for estimator in (group, dr_grpo, rloo, batch_std, reinforce_baseline, gdpo, difficulty, turn, step)
+    for estimator in (group, dr_grpo, rloo, batch_std, reinforce_baseline, gdpo, turn, step)
 }
 
 
@@ -223,8 +182,6 @@ def of_trajectories(
         options["components"] = torch.tensor(values, dtype=torch.float64)
         weights = [weight for _, weight in reward.values()]
         options["weights"] = torch.tensor(weights, dtype=torch.float64)
-    elif recipe.advantage == "difficulty":
-        options["difficulties"] = [tasks[t.task_id].difficulty for t in trajectories]
     elif recipe.advantage in ("turn", "step"):
         options["spans"] = [[turn.span for turn in t.turns] for t in trajectories]
         options["length"] = max(len(t.completion_ids) for t in trajectories)
@@ -243,17 +200,14 @@ def teaches_nothing(tasks: Mapping[str, Task], reward: Reward, recipe: Recipe, g
 
 
 def recorded(trajectories: Sequence[Trajectory], values: Tensor) -> tuple[Trajectory, ...]:
-    """The trajectories with their advantages, (B,) or (B, T), as one number each for the record."""
-    told = zip(trajectories, values, strict=True)
-    return tuple(replace(t, advantage=summary(value, t.action_mask)) for t, value in told)
-
-
-def summary(advantage: Tensor, action_mask: Sequence[int]) -> float:
-    """One trajectory's advantage, () or (T,), as one number for its record: the mean over sampled tokens."""
-    if advantage.ndim == 0:
-        return advantage.item()
-    sampled = torch.tensor(action_mask, dtype=torch.bool, device=advantage.device)
-    return advantage[: len(sampled)][sampled].mean().item() if sampled.any() else 0.0
+    """The trajectories with their advantages, (B,) or (B, T), as one number each for the record: the mean
+    over sampled tokens.
+    """
+    told = values.tolist()
+    if values.ndim == 2:
+        own = [list(compress(row, t.action_mask)) for row, t in zip(told, trajectories, strict=True)]
+        told = [fmean(row) if row else 0.0 for row in own]
+    return tuple(replace(t, advantage=number) for t, number in zip(trajectories, told, strict=True))
 
 
 def turn_rewards(task: Task, trajectory: Trajectory) -> list[float | None]:
@@ -315,19 +269,6 @@ def _whitened(values: Tensor, rewards: Tensor) -> Tensor:
     """Mean 0 and standard deviation 1 over the scored; 0 where not scored, and where all are equal. (B,)"""
     one_group = torch.zeros_like(values, dtype=torch.int64)
     return group(values.masked_fill(rewards.isnan(), NAN), one_group)
-
-
-def _check_turns(rewards: Tensor, of_turns: Sequence[Sequence], spans: Spans) -> None:
-    assert len(of_turns) == len(spans) == len(rewards), "one entry a trajectory"
-    assert all(len(a) == len(b) for a, b in zip(of_turns, spans, strict=True)), "one entry a turn"
-
-
-def _padded_turns(values: Sequence[Sequence[float | None]], like: Tensor) -> Tensor:
-    """(B, N), NaN where a trajectory has no such turn or the turn no value."""
-    padded = like.new_full((len(values), max(map(len, values), default=0)), NAN)
-    for i, row in enumerate(values):
-        padded[i, : len(row)] = torch.tensor([NAN if v is None else v for v in row], dtype=like.dtype)
-    return padded
 
 
 def _spread(of_turns: Tensor, spans: Spans, length: int) -> Tensor:

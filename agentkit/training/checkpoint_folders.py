@@ -11,7 +11,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Mapping
-from itertools import count, zip_longest
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +49,9 @@ def commit(new: Path, about: Mapping[str, Any]) -> Path:
     for path in [*new.rglob("*"), new]:
         _sync(path)
     final, folder = new.with_name(new.name[1:]), new.parent
-    if final.exists():  # of an earlier attempt that got no further than being damaged
-        final.rename(new.with_name(f"{new.name}.old"))
     new.rename(final)
     _sync(folder)
-    for old in [*folder.glob(".checkpoint-*"), *steps(folder)[KEEP:]]:
+    for old in steps(folder)[KEEP:]:
         shutil.rmtree(old, ignore_errors=True)
     return final
 
@@ -66,34 +64,29 @@ def verify(path: Path) -> dict[str, Any]:
         RunError: an earlier version wrote it.
     """
     try:
-        with open(path / MANIFEST, "rb") as file:
-            manifest = json.load(file)
-        if manifest.get("version") == VERSION:
-            about = manifest["about"]
-            if manifest["sha256"] == _digest(path, about) and about["step"] == step_of(path):
-                return about
-        is_old = "files" in manifest and "version" not in manifest
-    except OSError as error:
-        raise CheckpointError(f"{path.name} cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{path.name}: its {MANIFEST} is damaged") from None
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        about = manifest["about"]
+        is_old, digest = manifest.get("version") != VERSION, manifest["sha256"]
+        is_sound = not is_old and digest == _digest(path, about) and about["step"] == step_of(path)
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path.name} cannot be read ({type(error).__name__})") from None
     if is_old:
         raise RunError(
             f"{path} was written by an earlier version of agentkit, which this one cannot go on from: name "
             "another run folder, or remove this run's train/ to begin anew"
         )
-    raise CheckpointError(f"{path.name} is not as it was written")
+    if not is_sound:
+        raise CheckpointError(f"{path.name} is not as it was written")
+    return about
 
 
 def newest_sound(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     """The newest checkpoint that is unharmed, and what it says of itself; warns of each that is not."""
-    newest_first = steps(folder)
-    for path, older in zip_longest(newest_first, newest_first[1:]):
+    for path in steps(folder):
         try:
             return path, verify(path)
         except CheckpointError as error:
-            then = f"falling back to {older.name}" if older else "there is no older one"
-            warnings.warn(f"a checkpoint is damaged and is not used: {error}; {then}.", stacklevel=2)
+            warnings.warn(f"a checkpoint is damaged and is not used: {error}", stacklevel=2)
     return None
 
 

@@ -87,17 +87,14 @@ def own_right_answers(
     recipe = lab.recipe
     groups = int(cost.sampled(run.metrics, recipe).sum()) // recipe.group_size
     tasks = random.Random(f"{recipe.seed}-rft").sample(tasks, len(tasks))  # the suite goes family by family
-    chosen = [task for task, _ in zip(cycle(tasks), range(groups), strict=False)]
     found = []
     with make_policy(agent, tokenizer, "rft", recipe) as policy:  # whose engine's memory the update needs
-        for number, start in enumerate(range(0, groups, len(tasks))):  # a task again has another seed
-            seed = recipe.seed + number * SEED_STEP
+        for number, start in enumerate(range(0, groups, len(tasks))):
+            seed = recipe.seed + number * SEED_STEP  # a task again has another
             options = lab.options(group_size=recipe.group_size, seed=seed, progress="rft")
-            roll = partial(rollout, policy=policy, **options)
-            end = min(start + len(tasks), groups)
-            for some in range(start, end, HELD):
-                part = chosen[some : min(some + HELD, end)]
-                found += right_ones(spread(roll, part, recipe.group_size))
+            roll, chosen = partial(rollout, policy=policy, **options), tasks[: groups - start]
+            for some in range(0, len(chosen), HELD):
+                found += right_ones(spread(roll, chosen[some : some + HELD], recipe.group_size))
     if not found:
         tried = groups * recipe.group_size
         raise RunError(

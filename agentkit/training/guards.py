@@ -4,7 +4,7 @@ Decisions only; a checkpoint carries their counters. Leaves out checkpoints and 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentkit.records import TrainingError, Trajectory
@@ -60,26 +60,16 @@ class Guards:
             self.ended = "solved"
         latest = (self.unscored + [int(t.reward is None) for t in batch])[-max(WINDOW, len(batch)) :]
         self.unscored = latest
-        if not too_many_unscored(latest):
+        if sum(latest) < MIN_UNSCORED or sum(latest) <= MAX_UNSCORED * len(latest):
             return
         self.unscored = []
-        lost, fine = ([t for t in batch if (t.reward is None) is is_lost] for is_lost in (True, False))
-        failed, idle = _unknown(lost), _unknown(fine)  # an idle component may merely not apply
-        told = {t.why for t in lost if t.success is None or ".get_reward failed" in t.why}
-        reasons = sorted(told - {""})
-        reasons += [f"{name} failed" for name in sorted(failed - idle or failed)]
+        lost = [t for t in batch if t.reward is None]
+        reasons = {t.why for t in lost if t.success is None} - {""}
+        reasons |= {f"{name} failed" for t in lost for name, value in t.components.items() if value is None}
         raise TrainingError(
             f"{sum(latest) / len(latest):.0%} of the latest trajectories have no reward, more than "
-            f"{MAX_UNSCORED:.0%}: {'; '.join(reasons)[:400]}. Mend it (a verifier or a reward that "
+            f"{MAX_UNSCORED:.0%}: {'; '.join(sorted(reasons))[:400]}. Mend it (a verifier or a reward that "
             "raises, gives no finite number or is None for some trajectories of a task only, or a limit on "
-            "time), then run this again: with another limit it goes on from here, with another lab file anew."
+            "time), then run this again: with another limit it goes on from its last checkpoint, with another "
+            "lab file anew."
         )
-
-
-def too_many_unscored(recent: Sequence[int]) -> bool:
-    """Whether more than 20 % of the latest trajectories, and at least three, have no reward."""
-    return sum(recent) >= MIN_UNSCORED and sum(recent) > MAX_UNSCORED * len(recent)
-
-
-def _unknown(trajectories: Iterable[Trajectory]) -> set[str]:
-    return {name for t in trajectories for name, value in t.components.items() if value is None}

@@ -9,7 +9,6 @@ part by its ``relabel``. Leaves out how a trajectory is relabelled (tasks.relabe
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,25 +42,26 @@ def lessons(
     longest_first = sorted(trajectories, key=lambda t: len(t.answer or ""), reverse=True)
     different = {(t.task_id, str(_done(by_id[t.task_id], t))): t for t in longest_first}
 
-    def relabelled(trajectory: Trajectory) -> tuple[Task, Task | None, str]:
+    def relabelled(trajectory: Trajectory) -> Task | None:
         asked = by_id[trajectory.task_id]
         relabel = families[asked.family].relabel if asked.family in families else None
         try:
-            if relabel and (solved := relabel(asked, trajectory)) is not None:
-                outcome = solved.meta.get("outcome", solved.prompt)
-                return asked, solved, outcome if isinstance(outcome, str) else json.dumps(outcome)
+            return relabel(asked, trajectory) if relabel else None
         except (Exception, SystemExit) as error:  # a family's own
             why = f"a trajectory of {asked.id} was not relabelled ({blame(error):.200})"
             warnings.warn(why, stacklevel=2)
-        return asked, None, ""
+            return None
 
     with ThreadPoolExecutor(AT_ONCE) as threads:
         found = list(threads.map(relabelled, different.values()))
     shortest: dict[str, dict[str, Task]] = {}
-    for asked, solved, outcome in found:
+    for trajectory, solved in zip(different.values(), found, strict=True):
         if solved is None:
             continue
-        own = shortest.setdefault(asked.id, {})
+        own, outcome = (
+            shortest.setdefault(trajectory.task_id, {}),
+            str(solved.meta.get("outcome", solved.prompt)),
+        )
         if outcome not in own or len(solved.answer) < len(own[outcome].answer):
             own[outcome] = solved
     ranked = (_ranked(own.values()) for own in shortest.values())
@@ -109,7 +109,10 @@ def hindsight(
     settings = {"train_sampling_strategy": "sequential", "lr_scheduler_type": "constant", "warmup_steps": 0,
                 "learning_rate": learning_rate, "num_train_epochs": 1}  # fmt: skip
     for number in range(1, most + 1):
-        sampled = _sampled(lab, model, tokenizer, tasks, number, samples)
+        changes = {"group_size": samples, "step": number, "progress": f"hindsight, round {number}"}
+        seed = lab.recipe.seed + 1_000_003 * number  # that no other seed's rounds use
+        with make_policy(model, tokenizer, "hindsight", lab.recipe) as policy:  # the update needs its memory
+            sampled = lab.rollout(tasks, policy, seed=seed, **changes)
         write_trajectories(run.file("train", "trajectories", f"step_{number:05d}.parquet"), sampled)
         solved = {t.task_id for t in sampled if t.success == 1.0}
         row = {"step": number, "solved": len(solved) / len(tasks), "lessons": 0, "tokens": 0, "loss": None}
@@ -126,16 +129,6 @@ def hindsight(
         if not row["lessons"]:  # all solved, or nothing to learn from
             break
     return model, log
-
-
-def _sampled(
-    lab: Lab, model: Any, tokenizer: Any, tasks: Sequence[Task], number: int, samples: int
-) -> list[Trajectory]:
-    """A round's trajectories, with random numbers that no other seed's rounds use."""
-    recipe, options = lab.recipe, {"group_size": samples, "step": number}
-    options |= {"seed": recipe.seed + 1_000_003 * number, "progress": f"hindsight, round {number}"}
-    with make_policy(model, tokenizer, "hindsight", recipe) as policy:  # the update needs its memory
-        return lab.rollout(tasks, policy, **options)
 
 
 def demonstrate(lab: Lab, tasks: Sequence[Task], tokenizer: Any) -> list[Trajectory]:

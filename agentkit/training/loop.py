@@ -34,7 +34,7 @@ from agentkit.policies.sync_guard import sync
 from agentkit.policies.unsloth import adapted
 from agentkit.records import RecipeError, RunError, Step, Task, Trajectory
 from agentkit.rewards import score_all
-from agentkit.rollouts import prompt_lengths, rollout
+from agentkit.rollouts import rollout
 from agentkit.rollouts.tokens import batch_faults, exact_decode
 from agentkit.runs import Run, append_jsonl, write_trajectories
 from agentkit.training import advantages, metrics
@@ -43,7 +43,7 @@ from agentkit.training.guards import Guards
 from agentkit.training.hindsight import demonstrate, lessons
 from agentkit.training.loss import Batch, Loss
 from agentkit.training.mismatch import Correction
-from agentkit.training.prefix import PLAIN_ROWS, scorer
+from agentkit.training.prefix import scorer
 from agentkit.training.processes import check_same, share_gradients, summed
 from agentkit.training.saves import Saves
 from agentkit.training.selection import Selected, batches, fresh_tasks, select, spread_over
@@ -59,11 +59,8 @@ OnMetrics = Callable[[dict[str, Any]], None]
 class Settings:
     """What no recipe says of a training."""
 
-    num_iterations: int = 1  # passes over each batch of rollouts
-    micro_batch_tokens: int = 0  # of a forward and backward pass, in place of the recipe's micro_batch rows
     share_prefixes: bool = True  # compute what trajectories have in common once
     importance_level: str = "token"  # of the loss' ratio: token, or sequence as in GSPO
-    dual_clip: float = 0.0  # largest ratio where the advantage is negative; 0 is none
     until_solved: bool = False  # end training once every task of a step was solved by some rollout
     hindsight_keep: float = 1.0  # share of a task's lessons that is imitated
 
@@ -105,14 +102,15 @@ class GRPO:
         if self.unshared and self.settings.share_prefixes:
             why = f"every trajectory is computed in full, prompt included: {self.unshared}"
             warnings.warn(why, stacklevel=2)
-        self.loss = _loss(lab, self.settings)
+        clip = recipe.clip_epsilon, recipe.clip_epsilon_high or recipe.clip_epsilon
+        level = self.settings.importance_level
+        self.loss = Loss(recipe.loss_type, *clip, recipe.beta, level, recipe.max_tokens)
         self.trained = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=recipe.learning_rate, weight_decay=0.0)
         self.schedule = get_scheduler(recipe.lr_schedule, self.optimizer, recipe.warmup_steps, recipe.steps)
         self.guards = Guards(self.settings.until_solved)
         self.done, self.step, self.best = 0, Step(0, ()), (-1.0, 0)
         self._sync_noise: float | None = None  # what engine and trainer differed by after the last sync
-        self._mismatches = 0  # of the tool cache, so far
         self.saves = Saves(self)
 
     # ---- the loop
@@ -127,44 +125,43 @@ class GRPO:
         policy = partial(make_policy, self.model, self.tokenizer, "grpo", recipe, self._engine)
         bar = partial(tqdm, total=recipe.steps, desc="GRPO", disable=not main)
         with self.saves, policy() as self.policy, bar() as self._bar:
-            self._check_prompts()
             self.saves.go_on()
             self._bar.update(self.done)
-            self._correct = self._correction()
+            self._correct = Correction(self.policy, self.model, self.logprobs, recipe)
             self._report = metrics.reporter(recipe.report_to, self.run if main else None)
             self._watch = Watch.over(self.run) if main else None
-            if not self.done or self.saves.lacks_row():
-                self.write(metrics.row(self.done, self.validate()))
-            for asked in self.batches_left():
+            if not self.done:
+                self.write(metrics.row(0, self.validate()))
+            order = batches([*self.tasks.values()], recipe.prompts_per_step, recipe.seed)
+            for asked in islice(order, self.done // recipe.minibatches, None):
                 if self.over or self.saves.ending:
                     break
                 self.train_on(asked)
                 self.saves.after()
-            check_same(self.model)
+            check_same(self.trained)
             return self.saves.finish()
 
     @property
     def over(self) -> bool:
         return self.done >= self.recipe.steps or self.guards.ended is not None
 
-    def batches_left(self) -> Iterator[list[Task]]:
-        """The tasks of each batch to come, without end."""
-        order = batches([*self.tasks.values()], self.recipe.prompts_per_step, self.recipe.seed)
-        return islice(order, self.done // (self.recipe.minibatches * self.settings.num_iterations), None)
-
     def train_on(self, asked: Sequence[Task]) -> None:
         """All optimiser steps on one batch; each writes its row before the next begins."""
-        start = time.monotonic()
+        start, count = time.monotonic(), self.recipe.minibatches
         step, measured = self.collect(asked)
         batch, imitated, found = self.assemble(step)
         measured, sampled = measured | found, self.step.trajectories
-        parts = [*self.minibatches(batch, imitated)]
-        for number, part in enumerate(parts):
+        taught = imitated.split(count) if imitated else [None] * count
+        for part in zip(batch.split(count), taught, strict=True):
             measured |= self.update(*part)
-            last = number + 1 == len(parts) or self.done == self.recipe.steps
-            measured |= self.validated(last)
+            is_last = self.done % count == 0 or self.done == self.recipe.steps
+            if is_last:
+                self.saves.listen()
+            is_end = is_last and (self.over or self.saves.ending)
+            if is_end or self.done % self.recipe.val_every == 0:
+                measured |= self.validate()
             self.write(metrics.row(self.done, measured, time.monotonic() - start), sampled)
-            if last:
+            if is_last:
                 return
             start, measured, sampled = time.monotonic(), {}, ()
 
@@ -197,7 +194,7 @@ class GRPO:
         mine = Step(self.done + 1, tasks, tuple(sampled), tuple(trained), chosen.counts, took)
         step = metrics.joined(gathered([mine]))
         self.guards.scored(step.trajectories)
-        measured |= {"planned_steps": self.recipe.steps} | self._cache_mismatches()
+        measured |= {"planned_steps": self.recipe.steps}
         return step, measured | metrics.rollout_metrics(step) | metrics.reward_metrics(step, self.lab.reward)
 
     def _select(self, asked: Sequence[Task]) -> Selected:
@@ -259,8 +256,7 @@ class GRPO:
         masks = [read[i, start:end].tolist() for i, (start, end) in enumerate(spans)]
         decode = exact_decode(self.tokenizer)
         if faults := batch_faults(sampled, self.recipe.group_size, rows=rows, masks=masks, decode=decode):
-            more = f" (and {len(faults) - 5} more)" if len(faults) > 5 else ""
-            raise RunError("the batch must not be trained on: " + " ".join(faults[:5]) + more)
+            raise RunError(f"the batch must not be trained on: {' '.join(faults[:5])}")
 
     def _lessons(self, step: Step, mine: Sequence[Trajectory]) -> tuple[Batch | None, dict[str, float]]:
         """Transcripts of what this process' trajectories did achieve (``hindsight_weight``)."""
@@ -272,23 +268,7 @@ class GRPO:
         masks = [t.action_mask for t in shown]
         return Batch.of(shown, masks, torch.zeros(len(shown)), device) if shown else None, count
 
-    def _correction(self) -> Correction:
-        mode = self.recipe.mismatch
-        if mode == "auto":
-            same = self.policy.shares_weights and self.model.dtype == torch.float32
-            mode = "off" if same else "token_truncate"
-        return Correction(self.model, self.logprobs, mode, self.recipe.micro_batch)
-
     # ---- the update
-    def minibatches(self, batch: Batch, imitated: Batch | None) -> Iterator[tuple[Batch, Batch | None]]:
-        """What each optimiser step on a batch trains on, and imitates."""
-        count = self.recipe.minibatches
-        rows = torch.arange(len(batch.ids)).tensor_split(count)
-        taught = torch.arange(len(imitated.ids)).tensor_split(count) if imitated else rows
-        for _ in range(self.settings.num_iterations):
-            for own, shown in zip(rows, taught, strict=True):
-                yield batch[own], imitated and imitated[shown]
-
     def update(self, batch: Batch, imitated: Batch | None = None) -> dict[str, float]:
         """One optimiser step on this process' part of it; metrics over all processes."""
         sums = self.backward(batch)
@@ -296,7 +276,7 @@ class GRPO:
         row = self._move()
         total = dict(zip(sums, summed([*sums.values()]), strict=True))
         row["loss"] = math.nan if self.guards.in_row else total["loss"]
-        row["clip_fraction"] = total["clipped"] / max(total["ratios"], 1)
+        row["clip_fraction"] = total["clipped"] / max(total["tokens"], 1)
         measured = ["entropy", "kl"] if self.recipe.beta else ["entropy"]
         return row | {name: total[name] / total["scored"] for name in measured if total["scored"]}
 
@@ -308,8 +288,7 @@ class GRPO:
             moves = mask & (batch.advantages != 0).any(1, keepdim=True)
         rows, tokens = summed([len(batch.ids), int(mask.sum())])
         weights = self.loss.weights(mask, int(rows), int(tokens))
-        ratios = (lambda x: x.any(1)) if self.loss.level == "sequence" else (lambda x: x)
-        sums = {"scored": int(moves.sum()), "ratios": int(ratios(mask).sum())}
+        sums = {"scored": int(moves.sum()), "tokens": int(mask.sum())}
         sums |= dict.fromkeys(("loss", "kl", "entropy", "clipped"), 0.0)
         for part, scored in self.parts(batch, moves):
             here, counts = batch[part], scored & moves[part]
@@ -320,7 +299,7 @@ class GRPO:
             sums["loss"] += float(loss.detach())
             sums["kl"] += float((kl.detach() * counts).sum())
             sums["entropy"] += float((entropy * counts).sum())
-            sums["clipped"] += float(ratios(clipped & counts).sum())
+            sums["clipped"] += float((clipped & counts).sum())
         return sums
 
     def _imitate(self, imitated: Batch | None) -> float:
@@ -353,27 +332,13 @@ class GRPO:
         ``asked`` is (B, T) bool. Sharded weights are gathered by all processes at once, so each makes as many
         passes there, some of them in vain.
         """
-        found = [(rows, asked[rows]) for rows in self._rows(batch) if asked[rows].any()]
+        passes = torch.arange(len(batch.ids)).split(self.recipe.micro_batch)
+        found = [(rows, asked[rows]) for rows in passes if asked[rows].any()]
         if sharded(self.model):
             longest, vain = batch.real.sum(1).argmax()[None], torch.zeros_like(asked[:1])
             vain[0, 0] = True
             found += [(longest, vain)] * (max(gathered([len(found)])) - len(found))
         return found
-
-    def _rows(self, batch: Batch) -> Sequence[Tensor]:
-        """Which rows are computed at a time: ``micro_batch``, or as many as the token budget holds."""
-        size, budget = self.recipe.micro_batch, self.settings.micro_batch_tokens
-        if self.unshared and sharded(self.model):  # where each part must be one forward pass
-            size = min(size, PLAIN_ROWS)
-        if not budget:
-            return torch.arange(len(batch.ids)).split(size)
-        parts, tokens = [[]], 0
-        for row, length in enumerate(batch.real.sum(1).tolist()):
-            if parts[-1] and tokens + length > budget:
-                parts, tokens = [*parts, []], 0
-            parts[-1].append(row)
-            tokens += length
-        return [torch.tensor(part) for part in parts]
 
     def _scored(
         self, batch: Batch, scored: Tensor, temperature: float, entropy: bool = False
@@ -393,14 +358,6 @@ class GRPO:
         return found
 
     # ---- validation
-    def validated(self, last: bool) -> dict[str, float]:
-        """``validate`` where it is due after an optimiser step; the ``last`` on a batch may be the end."""
-        if last:
-            self.saves.rest()  # an error from here on costs no step
-            self.saves.listen()
-        is_due = self.done % self.recipe.val_every == 0 or (last and (self.over or self.saves.ending))
-        return self.validate() if is_due else {}
-
     def validate(self) -> dict[str, float]:
         """Success on the validation tasks, sampled as in training, and the adapter if it is to be kept: the
         last one within a standard error of the best, as a few tasks cannot tell closer ones apart.
@@ -412,9 +369,8 @@ class GRPO:
         with self.synced():
             sampled = spread(roll, self.validation)
         if all(t.success is None for t in sampled):
-            why = next((t.why for t in sampled if t.why), "their time was up or the engine failed")
-            said = f"validation is left out: none of its samples has a verdict ({why[:200]})"
-            warnings.warn(said, stacklevel=2)
+            why = f"validation is left out: none of its samples has a verdict ({sampled[0].why[:200]})"
+            warnings.warn(why, stacklevel=2)
             return {}
         summary = summarize(sampled, self.validation)
         best, success = self.best[0], summary["success"]
@@ -423,26 +379,6 @@ class GRPO:
             on_main_process(lambda: save_adapter(self.model, self.tokenizer, self.run.file("adapter")))
             self.best = (max(best, success), self.done)
         return metrics.validation_metrics(summary, sampled, time.monotonic() - start)
-
-    # ---- what else is asked
-    def _cache_mismatches(self) -> dict[str, int]:
-        """Replayed tool calls whose cached answer was another one, since the last step."""
-        cache, before = self.options["tool_cache"], self._mismatches
-        self._mismatches = sum(cache.mismatches.values()) if cache else 0
-        return {"cache_mismatches": sum(gathered([self._mismatches - before]))}
-
-    def _check_prompts(self) -> None:
-        """Raise RecipeError where a prompt leaves no room for a completion, as far as it is known now."""
-        tasks, reads = [*self.tasks.values(), *self.validation], self.policy.max_length or math.inf
-        # a text has no more tokens than bytes; the tools' is taken to be at most half of what is read
-        long = [task for task in tasks if 2 * len(task.prompt.encode("utf-8", "replace")) >= reads]
-        lengths = prompt_lengths(long, self.policy.tokenizer, self.options["environment"])
-        worst = max(lengths, key=lengths.get, default=None)
-        if worst is not None and lengths[worst] >= reads:
-            raise RecipeError(
-                f"the prompt of task {worst} has {lengths[worst]} tokens, and the engine reads {reads} with "
-                "the completion: leave such tasks out with max_prompt_tokens, or give it a longer context"
-            )
 
 
 def _check(recipe: Recipe, tasks: int) -> None:
@@ -458,13 +394,6 @@ def _check(recipe: Recipe, tasks: int) -> None:
             "them with notebook 03 or 'python -m torch.distributed.run --standalone --nproc_per_node "
             f"{recipe.processes}'; 'accelerate launch --cpu' runs one process whatever it is told."
         )
-
-
-def _loss(lab: Lab, settings: Settings) -> Loss:
-    recipe = lab.recipe
-    clip = recipe.clip_epsilon, recipe.clip_epsilon_high or recipe.clip_epsilon
-    level = settings.importance_level, settings.dual_clip
-    return Loss(recipe.loss_type, *clip, recipe.beta, *level, recipe.max_tokens)
 
 
 def _with_new_adapter(model: Any, tokenizer: Any, lab: Lab) -> tuple[Any, Any]:

@@ -32,6 +32,9 @@ class Batch:
         values = (getattr(self, field.name) for field in fields(self))
         return Batch(*(None if value is None else value[rows] for value in values))
 
+    def split(self, count: int) -> list[Batch]:
+        return [self[rows] for rows in torch.arange(len(self.ids)).tensor_split(count)]
+
     @classmethod
     def of(
         cls, trajectories: Sequence[Trajectory], trained: Sequence[Sequence[int]], values: Tensor, device: Any
@@ -68,7 +71,6 @@ class Loss:
     high: float = 0.2  # and above; for cispo the largest ratio itself
     beta: float = 0.0  # weight of the KL divergence from the reference
     level: str = "token"  # of the ratio; sequence is GSPO's (arXiv 2507.18071)
-    dual_clip: float = 0.0  # the largest ratio where the advantage is negative; 0 is none
     longest: int = 1  # tokens of a completion at the most, which dr_grpo divides by
 
     def weights(self, mask: Tensor, rows: int, tokens: int) -> Tensor:
@@ -94,9 +96,8 @@ class Loss:
             clipped = (ratio > self.high) & (advantages > 0)
         else:
             clipped = (ratio < 1 - self.low) & (advantages < 0) | (ratio > 1 + self.high) & (advantages > 0)
-            bounded = ratio.clamp(max=self.dual_clip) if self.dual_clip else ratio
             within = ratio.clamp(1 - self.low, 1 + self.high)
-            losses = -torch.min(bounded * advantages, within * advantages)
+            losses = -torch.min(ratio * advantages, within * advantages)
         if part.reference is None:
             return losses, clipped, torch.zeros_like(losses)
         gap = part.reference - logprobs

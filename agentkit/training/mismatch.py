@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from agentkit.policies.sync_guard import NOISE, Gap, gap
+from agentkit.recipe import Recipe
 from agentkit.records import EngineError
+from agentkit.rollouts.policy import Policy
 from agentkit.training.loss import Batch
 
 # the largest weight and the smallest: as published, and IcePop's
@@ -25,11 +27,14 @@ Score = Callable[[Batch, Tensor], Tensor]  # a batch, what is asked (B, T) -> lo
 
 
 class Correction:
-    """Corrects batches; ``mode`` is off, or a level and a kind of BOUNDS as ``mismatch_weights`` takes it."""
+    """Corrects batches by the recipe's ``mismatch``: off, or a level and a kind of BOUNDS."""
 
-    def __init__(self, model: Any, score: Score, mode: str, rows: int):
-        self._model, self._score, self._mode = model, score, mode
-        self._rows = rows  # that are computed without the adapter
+    def __init__(self, policy: Policy, model: Any, score: Score, recipe: Recipe):
+        self._model, self._score, self._mode = model, score, recipe.mismatch
+        if self._mode == "auto":
+            same = policy.shares_weights and model.dtype == torch.float32
+            self._mode = "off" if same else "token_truncate"
+        self._rows = recipe.micro_batch  # that are computed without the adapter
         self._before: float | None = None  # what the batch before differed by
 
     def __call__(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
@@ -41,25 +46,24 @@ class Correction:
         Raises:
             EngineError: the batch was sampled by another policy than the one that is trained.
         """
-        sampled, found = batch.old, {}
-        if self._mode != "off":
-            trained = self._score(batch, batch.mask)
-            weights = mismatch_weights(trained, sampled, batch.mask, self._mode)
-            batch = replace(batch, old=trained, advantages=batch.advantages * weights)
-            found = weight_metrics(weights, batch.mask)
+        sampled = batch.old
+        if self._mode == "off":
+            found = {"mismatch": self._distance(batch)} | kl_median(batch)
+            return batch, found if batch.mask.any() else {}
+        trained = self._score(batch, batch.mask)
+        weights = mismatch_weights(trained, sampled, batch.mask, self._mode)
+        batch = replace(batch, old=trained, advantages=batch.advantages * weights)
         compared = self._compared(sampled, batch)
         if compared is None:
-            return batch, found
-        found |= {"adapter_effect": compared.effect} | kl_median(batch)
-        if self._mode == "off":
-            return batch, found | {"mismatch": self._distance(batch)}
+            return batch, {}
         if why := compared.problem(self._model.dtype, before=self._before or math.inf):
             raise EngineError(
                 f"in the rollouts of this step {why}: they were sampled by another policy than the one that "
                 "is trained, or at another temperature. The run stops before it learns from them"
             )
         self._before = compared.mean
-        return batch, found | compared.metrics("mismatch")
+        found = compared.metrics("mismatch") | weight_metrics(weights, batch.mask) | kl_median(batch)
+        return batch, found
 
     def _compared(self, sampled: Tensor, batch: Batch) -> Gap | None:
         """How far engine and trainer are apart, and what the adapter does; without a reference on some rows,
@@ -114,8 +118,6 @@ def mismatch_weights(
 
 def weight_metrics(weights: Tensor, mask: Tensor) -> dict[str, float]:
     """Mean and effective sample size of weights, (B, T) of tokens or (B, 1) of sequences."""
-    if not mask.any():
-        return {}
     used = (weights[mask] if weights.shape == mask.shape else weights[mask.any(1)]).double()
     mean, square = float(used.mean()), float(used.square().mean())
     # Kish's effective sample size over the number: 0 where all are left out
@@ -127,9 +129,8 @@ def kl_median(batch: Batch) -> dict[str, float]:
 
     Beside the mean over tokens, of which one token in thousands can make the most.
     """
-    mask = batch.mask
     if batch.reference is None:
         return {}
-    gap = (batch.reference - batch.old).float().where(mask, 0.0)
-    means = (gap.exp() - gap - 1).sum(1)[mask.any(1)] / mask.sum(1)[mask.any(1)]
-    return {"kl_median": float(means.median())}
+    gap = (batch.reference - batch.old).float().where(batch.mask, 0.0)
+    means = (gap.exp() - gap - 1).sum(1) / batch.mask.sum(1)
+    return {"kl_median": float(means.nanmedian())}  # nan of those that the loss leaves out

@@ -29,7 +29,6 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from agentkit.policies.attention import allow_other_attention, evaluating
 from agentkit.rollouts.tokens import token_logprobs
 
-PLAIN_ROWS = 4  # scored together
 CHUNK_ELEMENTS = {"cpu": 2**24, "cuda": 2**28}  # logits that exist at a time: 64 MiB and 1 GiB in float32
 # nats, by the precision of the weights
 PROBE_ERROR = {torch.float32: 1e-4, torch.bfloat16: 0.2, torch.float16: 0.05}
@@ -152,7 +151,7 @@ def prepare(model: Any) -> str | None:
 @torch.no_grad()
 def _probe(model: Any) -> str | None:
     """Why log-probabilities of three short sequences differ from the plain ones; None where they agree."""
-    words = torch.arange(1, 25) * 37 % _config(model).vocab_size
+    words = torch.arange(1, 25) * 37 % model.config.get_text_config().vocab_size
     rows = [words[:20], torch.cat([words[:12], words[3:14]]), torch.cat([words[:12], words[3:8], words[20:]])]
     device = model.get_input_embeddings().weight.device
     ids = pad_sequence(rows, batch_first=True).to(device)
@@ -185,8 +184,8 @@ def shared_logprobs(
         model: a causal language model that ``prepare`` accepted, possibly wrapped for several processes.
         ids: (B, T) int64, padded on either side.
         mask: (B, T), 1 on real tokens.
-        scored: (B, K) bool over the last K columns; each scored token needs one before it. Rows without any
-            cost nothing.
+        scored: (B, K) bool over the last K columns, somewhere true; each scored token needs one before it.
+            Rows without any cost nothing.
         temperature: divides the logits.
         entropy: also return the entropy of each next-token distribution, in nats, without gradient.
 
@@ -194,8 +193,6 @@ def shared_logprobs(
         (B, K) log-probabilities with zeros where nothing is scored, and (B, K) entropies likewise or None.
     """
     rows, targets = _used(ids, mask, scored)
-    if not rows:
-        return _nothing(scored, entropy)
     tree = build_tree(rows)
     # a node stands for its token and all before it: each distinct one is scored once, from the node before
     nodes = np.concatenate([path[at] for path, at in zip(tree.nodes, targets, strict=True)])
@@ -256,25 +253,19 @@ def chunked_logprobs(
     temperature: float,
     entropy: bool,
     device: str = "",
-    project: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """``_score`` in chunks of so many logits (CHUNK_ELEMENTS); several are computed again going backward.
 
     ``device`` is the kind to compute as on, by default the model's.
     """
     device = device or hidden.device.type
-    project = project or _projection(model, device=device)
-    size = max(1, CHUNK_ELEMENTS[device] // _output_layer(model).weight.shape[0])
-    score = partial(_score, project)
+    score = partial(_score, _projection(model, device=device))
+    size = max(1, CHUNK_ELEMENTS[device] // _unwrapped(model).get_output_embeddings().weight.shape[0])
     if len(hidden) > size and torch.is_grad_enabled():
-        score = partial(checkpoint, _score, project, use_reentrant=False)
+        score = partial(checkpoint, score, use_reentrant=False)
     chunks = zip(hidden.split(size), tokens.split(size), strict=True)
     logprobs, entropies = zip(*(score(h, t, temperature, entropy) for h, t in chunks), strict=True)
     return torch.cat(logprobs), torch.cat(entropies) if entropy else None
-
-
-def _output_layer(model: Any) -> Any:
-    return _unwrapped(model).get_output_embeddings()
 
 
 def _projection(model: Any, exact: bool = True, device: str = "") -> Callable[[torch.Tensor], torch.Tensor]:
@@ -284,28 +275,18 @@ def _projection(model: Any, exact: bool = True, device: str = "") -> Callable[[t
     Unless told otherwise the product is as exact as the hidden states: in half precision an adapter moves
     logits by less than rounding.
     """
-    head, config = _output_layer(model), _config(model)
+    model = _unwrapped(model)
+    head, config = model.get_output_embeddings(), model.config.get_text_config()
     cap = getattr(config, "final_logit_softcapping", None)
     scale = (getattr(config, "logit_scale", None) or 1.0) / getattr(config, "logits_scaling", 1.0)
-    dtype, linear = head.weight.dtype, type(head) is torch.nn.Linear
     on_gpu = (device or head.weight.device.type) == "cuda" and not head.weight.requires_grad
-    if exact and linear and dtype == torch.bfloat16 and on_gpu:
-        head = partial(_on_tensor_cores, head.weight, head.bias)
-    elif exact and linear and dtype in (torch.bfloat16, torch.float16):
-        head = partial(_in_float32, head.weight.float(), head.bias)
+    if exact and type(head) is torch.nn.Linear and head.weight.dtype != torch.float32:
+        as_it_is = on_gpu and head.weight.dtype == torch.bfloat16
+        weight, bias = head.weight if as_it_is else head.weight.float(), head.bias
+        head = partial(_exactly, weight, None if bias is None else bias.float())
     if cap:
         return lambda hidden: torch.tanh(head(hidden).float() / cap) * cap
     return head if scale == 1 else lambda hidden: head(hidden).float() * scale
-
-
-def _config(model: Any) -> Any:
-    return _unwrapped(model).config.get_text_config()
-
-
-def _in_float32(weight: torch.Tensor, bias: torch.Tensor | None, hidden: torch.Tensor) -> torch.Tensor:
-    # without TF32: it is switched on for all float32 products, and RoPE's would round positions beyond 2,048
-    with torch.autocast(hidden.device.type, enabled=False):
-        return torch.nn.functional.linear(hidden.float(), weight, None if bias is None else bias.float())
 
 
 class _Product(torch.autograd.Function):
@@ -336,10 +317,14 @@ def _in_two_parts(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return product.add_(torch.mm((left - high).to(right.dtype), right, out_dtype=torch.float32))
 
 
-def _on_tensor_cores(weight: torch.Tensor, bias: torch.Tensor | None, hidden: torch.Tensor) -> torch.Tensor:
+def _exactly(weight: torch.Tensor, bias: torch.Tensor | None, hidden: torch.Tensor) -> torch.Tensor:
+    """The output layer with its sums in float32, on tensor cores or by a copy of the weights in float32."""
+    # without TF32: it is switched on for all float32 products, and RoPE's would round positions beyond 2,048
     with torch.autocast(hidden.device.type, enabled=False):
+        if weight.dtype == torch.float32:
+            return torch.nn.functional.linear(hidden.float(), weight, bias)
         product = _Product.apply(hidden, weight)  # no view: the logits are divided in place
-        return product if bias is None else product + bias.float()
+        return product if bias is None else product + bias
 
 
 def _score(
@@ -363,51 +348,29 @@ def plain_logprobs(
     entropy: bool = False,
     split: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """As ``shared_logprobs``, on any causal language model; rows of like length go together.
+    """As ``shared_logprobs``, on any causal language model, in one forward pass.
 
-    They are padded on the right, which no earlier token sees, so that no attention needs a mask. With
-    ``split``, for models that ``splits`` accepts, the output layer is applied in chunks, and only where a
-    token is scored; others compute all logits from the first scored token on.
+    Rows are padded on the right, which no earlier token sees, so that no attention needs a mask. With
+    ``split``, for models that ``splits`` accepts, the output layer is applied only where a token is scored;
+    of others all logits are computed.
     """
     rows, targets = _used(ids, mask, scored)
-    if not rows:
-        return _nothing(scored, entropy)
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-    found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-    project = _projection(model) if split else None  # one float32 copy of the output layer for all rows
-    for start in range(0, len(order), PLAIN_ROWS):
-        part = order[start : start + PLAIN_ROWS]
-        batch = pad_sequence([torch.tensor(rows[i]) for i in part], batch_first=True).to(ids.device)
-        row = np.repeat(np.arange(len(part)), [len(targets[i]) for i in part])
-        at = np.concatenate([targets[i] for i in part])
-        tokens = batch[row, at]
-        if split:
-            states = _hidden_states(model, batch)[row, at - 1]
-            found.append(chunked_logprobs(model, states, tokens, temperature, entropy, project=project))
-        else:
-            first = int(at.min()) - 1
-            out = model(input_ids=batch, use_cache=False, logits_to_keep=batch.shape[1] - first)
-            found.append(token_logprobs(out.logits[row, at - 1 - first], tokens, temperature, entropy))
-    starts = np.cumsum([0, *map(len, targets)])
-    back = np.argsort(np.concatenate([np.arange(starts[i], starts[i + 1]) for i in order]))
-    logprobs, entropies = zip(*found, strict=True)
-    return (
-        _scatter(torch.cat(logprobs)[back], scored),
-        _scatter(torch.cat(entropies)[back], scored) if entropy else None,
-    )
-
-
-def _nothing(scored: torch.Tensor, entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Of a batch in which every trajectory is left out of the loss."""
-    zeros = torch.zeros(scored.shape, device=scored.device)
-    return zeros, zeros.clone() if entropy else None
+    batch = pad_sequence([torch.tensor(row) for row in rows], batch_first=True).to(ids.device)
+    row, at = np.repeat(np.arange(len(rows)), [*map(len, targets)]), np.concatenate(targets)
+    if split:
+        states = _hidden_states(model, batch)[row, at - 1]
+        logprobs, entropies = chunked_logprobs(model, states, batch[row, at], temperature, entropy)
+    else:
+        logits = model(input_ids=batch, use_cache=False).logits[row, at - 1]
+        logprobs, entropies = token_logprobs(logits, batch[row, at], temperature, entropy)
+    return _scatter(logprobs, scored), _scatter(entropies, scored) if entropy else None
 
 
 @torch.no_grad()
 def splits(model: Any) -> bool:
     """Whether a model's logits are ``_projection`` of its decoder's last hidden states, and nothing more."""
     ids = torch.arange(1, 9, device=model.get_input_embeddings().weight.device)[None]
-    ids = ids * 37 % _config(model).vocab_size
+    ids = ids * 37 % model.config.get_text_config().vocab_size
     try:
         with evaluating(model):
             logits = model(ids, use_cache=False).logits[0].float()

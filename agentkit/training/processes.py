@@ -5,13 +5,12 @@ that stop them (runs.children).
 """
 
 import fcntl
-import hashlib
 import os
 import random
 import time
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -22,7 +21,6 @@ from agentkit.runs import Run, RunError, append_to
 
 LOCK = ".training"  # in the run's folder
 LOCK_S = 15.0  # a kernel whose parent was killed ends itself within seconds
-_LOCKS: dict[Path, int] = {}  # descriptors that this process holds
 
 
 class TrainingStopped(KeyboardInterrupt):
@@ -48,41 +46,30 @@ def set_random_states(states: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(states["cuda"])
 
 
-def lock(run: Run) -> None:
-    """Keep others from training in this run, until ``unlock`` or the end of this process, or RunError."""
-    path = run.path.resolve() / LOCK
-    if path in _LOCKS:
-        return
-    handle, deadline = append_to(path), time.monotonic() + LOCK_S
-    while not _locked(handle):
-        if time.monotonic() > deadline:
-            holder = os.read(handle, 20).decode(errors="replace").strip()
-            os.close(handle)
-            raise RunError(
-                f"process {holder} is training in {run.path}: wait for it, "
-                "stop it, or choose another run folder."
-            )
-        time.sleep(0.2)
-    os.truncate(handle, 0)
-    os.write(handle, str(os.getpid()).encode())
-    _LOCKS[path] = handle
+@contextmanager
+def locked(run: Run) -> Iterator[None]:
+    """Keep others from training in this run, by whichever descriptor they open its file; else RunError."""
+    deadline = time.monotonic() + LOCK_S
+    with os.fdopen(append_to(run.path / LOCK), "a+") as file:
+        while not _taken(file):
+            if time.monotonic() > deadline:
+                file.seek(0)
+                holder = f"process {file.read(20).strip()}"
+                raise RunError(
+                    f"{holder} is training in {run.path}: wait for it, stop it, or choose another run folder."
+                )
+            time.sleep(0.2)
+        file.truncate(0)
+        print(os.getpid(), file=file, flush=True)
+        yield
 
 
-def _locked(handle: int) -> bool:
-    """Try to lock a file, with a lock of this descriptor: others that read the file and close it change
-    nothing.
-    """
+def _taken(file: IO[str]) -> bool:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
-
-
-def unlock(run: Run) -> None:
-    handle = _LOCKS.pop(run.path.resolve() / LOCK, None)
-    if handle is not None:
-        os.close(handle)
 
 
 # ---- several
@@ -101,13 +88,9 @@ def share_gradients(trained: Sequence[torch.nn.Parameter]) -> None:
         p.grad = gradient.view_as(p)
 
 
-def check_same(model: Any) -> None:
-    """Raise RunError where the trained weights are not the same in all processes, to the bit."""
-    digest = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        if weight.requires_grad:
-            digest.update(name.encode() + weight.detach().to("cpu", torch.float32).numpy().tobytes())
-    if len(set(gathered([digest.hexdigest()]))) > 1:
+def check_same(trained: Sequence[torch.nn.Parameter]) -> None:
+    """Raise RunError where the trained weights are not the same in all processes."""
+    if len(set(gathered([sum(float(p.detach().double().abs().sum()) for p in trained)]))) > 1:
         raise RunError(
             "the processes have trained different adapters: their gradients "
             "were not shared. Train in one process."

@@ -1,8 +1,8 @@
 """What keeps a training safe: the run's lock, signals, and checkpoints it goes on from to the bit.
 
-A checkpoint is written between batches, when weights, moments, counters and random states are all there is.
-One is also written on the way out, of the last finished batch, where training is interrupted by Ctrl-C,
-SIGTERM or an error. Leaves out how a checkpoint becomes whole (checkpoint_folders).
+A checkpoint is written between batches, when weights, moments, counters and random states are all there is:
+every ``save_every`` steps, and where training ends or is stopped. Leaves out how a checkpoint becomes whole
+(checkpoint_folders).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tqdm.auto import tqdm
 from agentkit.policies.process_group import gathered, on_main_process, rank, world
 from agentkit.policies.shards import whole
 from agentkit.records import Task, TrainingError
-from agentkit.runs import Recipe, RunError, read_jsonl, write_json
+from agentkit.runs import Recipe, RunError, write_json
 from agentkit.runs.children import signals
 from agentkit.runs.run import CONTROL, placed
 from agentkit.training import checkpoint_folders
 from agentkit.training.adapters import replacing, write_adapter
 from agentkit.training.checkpoint_folders import CheckpointError, cut_back, set_aside
-from agentkit.training.processes import TrainingStopped, lock, random_states, set_random_states, unlock
+from agentkit.training.processes import TrainingStopped, locked, random_states, set_random_states
 
 if TYPE_CHECKING:
     from agentkit.lab import Lab
@@ -40,10 +40,11 @@ if TYPE_CHECKING:
 STAGE = "03_grpo"
 FINISHED = "finished.json"  # in train/, once training came to its end
 ADAPTER, STATE, BEST = "adapter_model.safetensors", "state.pt", "best"  # in a checkpoint
+MEASURED = ("gaia.json", "comparison.json", "measures.json")  # in the run, of the adapter that it has
 # recipe keys and settings that may change between two attempts
 _FREE = (
     "save_every preflight report_to server_urls engine_memory shard max_batch micro_batch "
-    "micro_batch_tokens share_prefixes trajectory_timeout_s tool_timeout_s gpus"
+    "share_prefixes trajectory_timeout_s tool_timeout_s gpus"
 ).split()
 _ASIDE = "it is kept beside this one, which starts anew"
 
@@ -88,24 +89,23 @@ class Saves:
 
     def __enter__(self) -> Saves:
         t = self._training
-        self.ending, self._words, self._stop, self._leaving = False, set(), "", False
-        # the last finished batch: its step, with the random states and the guards after it
-        self._rest: tuple[int, Any, dict[str, Any]] | None = None
+        self.ending, self._stop = False, ""
         self._saved = 0  # step of the last checkpoint
         tasks = [*t.tasks.values(), *t.validation]
         self._made_with = made_with(t.lab, t.model, tasks, asdict(t.settings))
         with ExitStack() as stack:
-            stack.callback(unlock, self._run)
+            on_main_process(lambda: stack.enter_context(locked(self._run)))
             self._found = on_main_process(self._look_back)
             stack.enter_context(signals(self._on_signal, "SIGINT", "SIGTERM"))
             self._held = stack.pop_all()
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self._leaving = True
-        with self._held:
-            if error is not None and self._rest and world() == 1:
-                self._leave(error)
+        self._held.close()
+        if isinstance(error, TrainingStopped):
+            error.args = (f"{error}; {self._kept()}",)
+        elif error is not None:
+            _say(f"training stopped ({type(error).__name__}: {str(error)[:200]}); {self._kept()}")
 
     # ---- going on
     def _look_back(self) -> tuple[Path, dict[str, Any]] | None:
@@ -114,39 +114,25 @@ class Saves:
         A training that came to its end starts anew, but where its stage was cut off after that.
         """
         run, finished = self._run, self._run.file("train", FINISHED)
-        lock(run)
-        self._put_measurements_aside()
+        for name in MEASURED if finished.parent.exists() else ():  # of the adapter as it was
+            if run.file(name).exists():
+                run.file(name).rename(finished.with_name(name))
+                run.remove(name)
         cut_off = run.manifest["stages"].get(STAGE, {}).get("interrupted", False)
         found = checkpoint_folders.newest_sound(self._folder)
-        if found and (other := self._unlike(found[1])):
+        made, ours = found[1]["made_with"] if found else self._made_with, self._made_with
+        if other := [name for name in ours if placed(name, made.get(name)) != placed(name, ours[name])][:5]:
             _say(f"the training in {finished.parent} was made with another {', '.join(other)}: {_ASIDE}")
-            found = None
-        if finished.exists() and not cut_off:
+        elif finished.exists() and not cut_off:
             _say(f"the training in {finished.parent} had come to its end: {_ASIDE}")
-            found = None
-        if found is None:
-            set_aside(run.file("train"))
-            return None
-        if not finished.exists():
+        elif found:
             _say(f"going on from {found[0]}")
-        finished.unlink(missing_ok=True)
-        cut_back(run, found[0])
-        run.metric_rows(found[1]["step"])  # says where rows are lost
-        return found
-
-    def _put_measurements_aside(self) -> None:
-        """They measured the adapter as it was."""
-        earlier = self._run.file("train", "metrics.jsonl").exists()
-        for name in ("gaia.json", "comparison.json", "measures.json") if earlier else ():
-            with suppress(FileNotFoundError):
-                self._run.file(name).rename(self._run.file("train", name))
-                self._run.remove(name)
-
-    def _unlike(self, about: dict[str, Any]) -> list[str]:
-        """What a checkpoint was made with another of, five names at the most."""
-        made, ours = about["made_with"], self._made_with
-        names = sorted({*made, *ours})
-        return [n for n in names if placed(n, made.get(n)) != placed(n, ours.get(n))][:5]
+            finished.unlink(missing_ok=True)
+            cut_back(run, found[0])
+            run.metric_rows(found[1]["step"])  # says where rows are lost
+            return found
+        set_aside(run.file("train"))
+        return None
 
     def go_on(self) -> None:
         """Load the checkpoint that was found, into every process; the best adapter goes back where it was."""
@@ -171,50 +157,38 @@ class Saves:
             with replacing(best) as new:
                 shutil.copytree(path / BEST, new)
         self._saved = t.done
-        self.rest()
-
-    def lacks_row(self) -> bool:
-        """Whether the step of the checkpoint has no row: it was cut off in its validation."""
-        rows = on_main_process(lambda: read_jsonl(self._run.file("train", "metrics.jsonl")))
-        return self._training.done not in [row.get("step") for row in rows]
 
     # ---- between batches
-    def rest(self) -> None:
-        """The weights have moved and are at rest: what an interruption from here on goes back to."""
-        self._rest = self._training.done, random_states(), self._training.guards.state()
-
     def listen(self) -> None:
-        """Hear what a watcher wrote into the control file."""
-        self._words = on_main_process(self._words_said)
-        self.ending = "stop" in self._words
+        """Hear whether a watcher wrote stop into the control file."""
+        self.ending = on_main_process(self._is_asked)
 
-    def _words_said(self) -> set[str]:
+    def _is_asked(self) -> bool:
         file = self._run.file(*CONTROL)
         if not file.is_file():
-            return set()
+            return False
         began = self._run.manifest["stages"].get(STAGE, {}).get("_clock", 0.0)
         is_new = file.stat().st_mtime >= began  # else nobody was training any more when it was written
-        words = set(file.read_text(encoding="utf-8", errors="replace").split()) if is_new else set()
+        words = file.read_text(encoding="utf-8", errors="replace").split()
         file.unlink()
-        return words & {"stop", "checkpoint"}
+        return is_new and "stop" in words
 
     def after(self) -> None:
-        """After a batch: a checkpoint where one is due or asked for; then the end where that was asked for.
+        """After a batch: a checkpoint where one is due, and where training ends.
 
         Raises:
             TrainingStopped: a signal came.
             TrainingError: a guard says that training cannot go on.
         """
-        self.rest()
         t, every = self._training, self._training.recipe.save_every
         is_stopped = any(gathered([bool(self._stop)]))
         is_due = every > 0 and t.done // every > self._saved // every
-        if is_due or is_stopped or self._words or t.over or t.guards.problem:
+        if is_due or is_stopped or self.ending or t.over or t.guards.problem:
             self.save()
         if t.guards.problem:
             raise TrainingError(t.guards.problem)
         if is_stopped:
-            raise TrainingStopped(f"stopped after step {t.done}; {self._kept()}")
+            raise TrainingStopped(f"stopped after step {t.done}")
 
     def save(self) -> None:
         """Write a checkpoint; RunError where it could not be, with the older ones unharmed."""
@@ -223,11 +197,9 @@ class Saves:
             on_main_process(lambda: self._write(states))
         except Exception as error:  # each library has its own for a full disk
             shutil.rmtree(self._folder / f".checkpoint-{step}", ignore_errors=True)
-            last = checkpoint_folders.steps(self._folder)
-            kept = f"{last[0].name} is whole" if last else "there is none before it"
             raise RunError(
                 f"the checkpoint of step {step} could not be written to {self._folder} ({_short(error)}); "
-                f"{kept}. Make room on the disk and run this again: it goes on from there."
+                f"{self._kept()}. Make room on the disk first."
             ) from None
         self._saved = step
 
@@ -254,38 +226,20 @@ class Saves:
 
     # ---- interruptions
     def _on_signal(self, name: str) -> None:
-        """Stop at once where the last finished batch is all there is to keep, else after this one.
+        """Stop after this batch, or at once where a checkpoint holds all that was learnt.
 
         A second signal does not wait. Several processes stop together, after a batch.
         """
-        if self._leaving:
-            return
         again, self._stop = bool(self._stop), name
-        at_rest = self._rest is None or self._rest[0] == self._training.done
-        if again or (at_rest and world() == 1):
+        if again or (world() == 1 and self._saved == self._training.done):
             raise TrainingStopped(f"stopped by {name} after step {self._training.done}")
-
-    def _leave(self, error: BaseException) -> None:
-        """The checkpoint of the last finished batch, if it is not there yet and no step was taken since."""
-        step, states, guards = self._rest
-        if step != self._saved and step == self._training.done:
-            set_random_states(states)
-            self._training.guards.restore(guards)
-            try:
-                self.save()
-            except RunError as second:
-                _say(f"{type(error).__name__}: {error}; {second}")
-                return
-        if isinstance(error, TrainingStopped) and "run this again" not in str(error):
-            error.args = (f"{error}; {self._kept()}",)
-        elif not isinstance(error, TrainingStopped):
-            _say(f"training stopped ({type(error).__name__}: {str(error)[:200]}); {self._kept()}")
+        with suppress(RuntimeError):  # where this process was writing just now
+            _say(f"{name}: training stops after this step, with a checkpoint; a second one does not wait")
 
     def _kept(self) -> str:
         path = self._folder / f"checkpoint-{self._saved}"
-        return (
-            f"{path} holds step {self._saved}, run this again to go on" if self._saved else "no step is kept"
-        )
+        there = f"{path} holds step {self._saved}, run this again to go on"
+        return there if self._saved else "no step is kept"
 
 
 def _short(error: Exception) -> str:

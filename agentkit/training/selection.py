@@ -26,25 +26,23 @@ def replace_dead(
     fresh: Sequence[Task],
     sample: Callable[[Sequence[Task]], list[Group]],
     is_dead: IsDead,
-    budget: int,
-    cost: int,
 ) -> tuple[list[Group], int, int]:
     """Dynamic sampling (DAPO, arXiv 2503.14476): dead groups give way to live groups of ``fresh`` tasks.
 
-    At most ``budget`` trajectories are sampled, ``cost`` a group; those for which tasks or budget did not
-    suffice are kept as they were.
+    Those for which the tasks did not suffice are kept as they were. Returns the groups, how many were
+    replaced, and how many tasks that took.
     """
-    result, affordable = list(groups), min(budget // cost, len(fresh))
+    result, tried = list(groups), 0
     dead = [i for i, group in enumerate(groups) if is_dead(group)]
-    before, tried = len(dead), 0
-    while dead and tried < affordable:
-        tasks = fresh[tried : min(tried + len(dead), affordable)]
+    before = len(dead)
+    while dead and tried < len(fresh):
+        tasks = fresh[tried : tried + len(dead)]
         tried += len(tasks)
         alive = [group for group in sample(tasks) if not is_dead(group)]
         for i, group in zip(dead, alive, strict=False):
             result[i] = group
         dead = dead[len(alive) :]
-    return result, before - len(dead), tried * cost
+    return result, before - len(dead), tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +51,7 @@ class Selected:
 
     trajectories: list[Trajectory]
     left_out: list[bool]
-    counts: dict[
-        str, int
-    ]  # of groups: dead, dead_sampled, replaced, dropped; of trajectories: extra, left_out
+    counts: dict[str, int]  # dead, dead_sampled, replaced, dropped groups; extra, left_out trajectories
 
 
 def select(
@@ -70,17 +66,16 @@ def select(
         return groups_of(roll_out(chosen, cost), cost)
 
     groups = sample(tasks)
-    budget = len(tasks) * cost if recipe.dead_groups == "replace" else 0
-    chosen, replaced, extra = replace_dead(groups, fresh, sample, is_dead, budget, cost)
+    others = fresh[: len(tasks)] if recipe.dead_groups == "replace" else []
+    chosen, replaced, tried = replace_dead(groups, others, sample, is_dead)
     dropped = [recipe.dead_groups == "drop" and is_dead(group) for group in chosen]
     out = left_out(chosen, dropped, recipe.mask_truncated)
-    dead = sum(map(is_dead, chosen))
     counts = {
-        "dead": dead,
+        "dead": sum(map(is_dead, chosen)),
         "dead_sampled": sum(map(is_dead, groups)),
         "replaced": replaced,
-        "dropped": dead if recipe.dead_groups == "drop" else 0,
-        "extra": extra,
+        "dropped": sum(dropped),
+        "extra": tried * cost,
         "left_out": sum(out),
     }
     return Selected([t for group in chosen for t in group.trajectories], out, counts)

@@ -30,7 +30,6 @@ from agentkit.runs.run import CONTROL
 from agentkit.views import plots
 from agentkit.views.widgets.base import clip
 
-WORDS = {"checkpoint": "Save a checkpoint", "stop": "Stop after this step"}
 LISTED = 8  # alarms in the panel, the latest first
 TEXT = 600  # characters of one turn
 EVIDENCE = 6  # trajectories named beside an alarm
@@ -111,23 +110,22 @@ class Dashboard:
     def _ipython_display_(self) -> None:
         if "JPY_SESSION_NAME" not in os.environ:  # set for kernels that a Jupyter server started
             file = self.run.file(*CONTROL)
-            display(Markdown(f"To stop it: `echo stop > {file}`; `echo checkpoint` saves one."))
+            display(Markdown(f"To stop it: `echo stop > {file}`"))
             return
         said = ipywidgets.Label()
-        buttons = [ipywidgets.Button(description=label, layout={"width": "auto"}) for label in WORDS.values()]
-        for word, button in zip(WORDS, buttons, strict=True):
-            button.on_click(partial(self._ask, word, said))
-            # ipykernel 7.4 brings a click to the thread that made the button, and that one is training: leave
-            # it to the subshell that the page addressed
-            button.comm._reply_subshell_for = lambda data, addressed: addressed
+        button = ipywidgets.Button(description="Stop after this step", layout={"width": "auto"})
+        button.on_click(partial(self._ask, said))
+        # ipykernel 7.4 brings a click to the thread that made the button, and that one is training: leave it
+        # to the subshell that the page addressed
+        button.comm._reply_subshell_for = lambda data, addressed: addressed
         parts = [ipywidgets.HTML(), go.FigureWidget(), ipywidgets.HTML()]
-        self._live = ipywidgets.VBox([ipywidgets.HBox([*buttons, said]), *parts])
+        self._live = ipywidgets.VBox([ipywidgets.HBox([button, said]), *parts])
         display(self._live)
 
-    def _ask(self, word: str, said: ipywidgets.Label, _: Any) -> None:
+    def _ask(self, said: ipywidgets.Label, _: Any) -> None:
         with os.fdopen(append_to(self.run.file(*CONTROL)), "a") as file:
-            file.write(f"{word}\n")
-        said.value = f"asked to {WORDS[word].lower()}"
+            file.write("stop\n")
+        said.value = "asked to stop after this step"
 
     def __call__(self, row: dict[str, Any]) -> None:
         """A row was written: redraw when it is time to."""
