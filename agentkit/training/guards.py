@@ -70,6 +70,6 @@ class Guards:
             f"{sum(latest) / len(latest):.0%} of the latest trajectories have no reward, more than "
             f"{MAX_UNSCORED:.0%}: {'; '.join(sorted(reasons))[:400]}. Mend it (a verifier or a reward that "
             "raises, gives no finite number or is None for some trajectories of a task only, or a limit on "
-            "time), then run this again: with another limit it goes on from its last checkpoint, with another "
-            "lab file anew."
+            "time), then run this again: with another limit it goes on from its last checkpoint, with "
+            "another lab file anew."
         )
