@@ -11,7 +11,7 @@ from labs import lab_with
 
 from agentkit.lab import Lab
 from agentkit.policies.loading import agent_of
-from agentkit.recipe import Recipe, RecipeError
+from agentkit.recipe import Recipe
 from agentkit.records import Task
 from agentkit.runs import (
     SPLITS,
@@ -26,7 +26,6 @@ from agentkit.runs import (
 from agentkit.tools.outages import momentary
 from agentkit.training import controls, jobs
 from agentkit.training.controls import fresh_demonstrations, grpo_tokens, train_control, up_to
-from agentkit.training.launch import Work
 from agentkit.training.sft import demonstrations, token_count
 from agentkit.trajectories import results_of
 
@@ -131,24 +130,3 @@ def test_a_control_samples_by_the_engine_of_its_job(finished):
     finished.update(recipe={"engine": "server", "server_urls": "http://127.0.0.1:9"})
     jobs.control(Lab.open(Recipe.from_mapping(RECIPE)), finished, print, "rft")
     assert len(finished.trajectories("rft")) == 4
-
-
-def test_what_is_discarded_of_a_control_leaves_the_manifest_too(finished):
-    finished.begin("05_compare", {})
-    for name in ("rft", "grpo"):
-        write_trajectories(finished.file("eval", f"{name}.parquet"), finished.trajectories(1))
-    finished.end("05_compare")
-    Work(lab_with(RECIPE), finished).discard("rft")
-    assert [path.name for path in finished.file("eval").iterdir()] == ["grpo.parquet"]
-    kept = [name for name in finished.manifest["hashes"] if name.startswith("eval/")]
-    assert kept == ["eval/grpo.parquet"]
-
-
-def test_recipes_name_controls_and_what_is_trained_on():
-    assert Recipe.from_mapping({"controls": "sft_more, rft"}).controls == ["sft_more", "rft"]
-    with pytest.raises(RecipeError, match="sft_mode"):
-        Recipe.from_mapping({"controls": "sft_mode"})
-    with pytest.raises(RecipeError, match="'hardest'; it should be 'easy', 'medium' or 'hard'"):
-        Recipe.from_mapping({"train_difficulty": "easy, hardest"})
-    with pytest.raises(RecipeError, match="set sft: true, or leave transcripts out"):
-        Recipe.from_mapping({"transcripts": "mine.jsonl"})

@@ -32,7 +32,6 @@ from agentkit.policies import sync_guard as guard
 from agentkit.policies.engine_weights import folded, save_weights
 from agentkit.policies.loading import agent_of, load_agent, make_policy, with_adapter
 from agentkit.policies.precision import surviving_share
-from agentkit.policies.transformers import TransformersPolicy
 from agentkit.recipe import Recipe
 from agentkit.records import TrainingError
 from agentkit.rollouts.policy import EngineError
@@ -235,11 +234,6 @@ def test_a_sync_hands_vllm_all_of_a_small_adapter(wide, tmp_path):
     assert abs(seen.share - 1) < 0.1, seen
 
 
-def test_a_policy_that_samples_with_the_trained_weights_is_only_told_to_forget():
-    model, tokenizer = half_agent()
-    assert guard.sync(TransformersPolicy(model, tokenizer), model, 1.0) is None
-
-
 # ---- vLLM: what an engine with weights of its own gets wrong; last: trainers must not meet its process group
 @pytest.fixture(scope="module")
 def served():
@@ -270,12 +264,3 @@ def test_what_an_engine_gets_wrong_is_caught(served, fault):
     ):
         guard.sync(policy, model, 1.0)
     assert guard.sync(policy, model, 1.0).share == pytest.approx(1.0, abs=0.3)
-
-
-@pytest.mark.slow
-def test_no_adapter_finds_keys_and_values_of_another_in_the_cache(served, monkeypatch):
-    """vLLM keeps them by adapter, so that a cache which is not emptied is not stale either."""
-    policy, model = served
-    guard.sync(policy, move(model, 0.0), 1.0)
-    monkeypatch.setattr(policy._engine, "reset_prefix_cache", lambda: True)
-    assert guard.sync(policy, move(model, 0.03), 1.0).share == pytest.approx(1.0, abs=0.3)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import random
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from survive import make_trainer
 
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
-from agentkit.recipe import Recipe
 from agentkit.records import Step, StopReason, Task, Trajectory
 from agentkit.runs import Run, read_jsonl
 from agentkit.tasks import relabel as module
@@ -25,7 +23,6 @@ from agentkit.tasks.relabel import relabel_code, without_idle_lines
 from agentkit.tools.environments import CodeEnvironment
 from agentkit.training import loop
 from agentkit.training.hindsight import demonstrate, hindsight, lessons
-from agentkit.training.loop import GRPO
 from agentkit.training.sft import right_ones
 from agentkit.verifiers import verify
 
@@ -175,61 +172,6 @@ def test_processes_weigh_every_lesson_token_alike(teaching, monkeypatch):
 def test_a_row_counts_what_all_processes_made(teaching, monkeypatch):
     monkeypatch.setattr(loop, "gathered", lambda items: items * 2)
     assert lessons_in(teaching, ANSWERS[:1])[1] == {"lessons": 2}
-
-
-PROGRAMS = {
-    "[v * v for v in x]": lambda x: [v * v for v in x],
-    "[v for v in x if v % 2 == 0]": lambda x: [v for v in x if v % 2 == 0],
-    "x[::-1]": lambda x: x[::-1],
-    "sorted(x)": sorted,
-    "max(x)": max,
-    "sum(x)": sum,
-    "min(x)": min,
-    "[v + 1 for v in x]": lambda x: [v + 1 for v in x],
-}
-
-
-def by_example(count, split, rng) -> list[Task]:
-    """Tasks that say by examples only what a function does, which the small agent has never seen; inputs are
-    drawn anew.
-    """
-    made = []
-    for i in range(count):
-        text, function = list(PROGRAMS.items())[i % len(PROGRAMS)]
-        tests = [[[x], function(x)] for x in ([rng.randrange(10) for _ in range(5)] for _ in range(3))]
-        prompt = "Write f. " + " ".join(f"Example: f({x!r}) is {y!r}." for (x,), y in tests[:2])
-        verifier = {"kind": "code", "entry": "f", "tests": tests}
-        made.append(
-            Task(
-                f"{split}-{i}",
-                prompt,
-                f"def f(x): return {text}",
-                verifier,
-                "C",
-                split=split,
-                tools=("python",),
-            )
-        )
-    return made
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:reward component")
-def test_imitating_what_rollouts_achieved_raises_success_on_held_out_tasks(tmp_path):
-    """From none of 40, where almost all groups are dead; docs/results.md compares it with GRPO alone."""
-    rng = random.Random(5)
-    train_tasks, validation = by_example(64, "train", rng), by_example(40, "validation", rng)
-    recipe = Recipe(
-        families="C", hindsight_weight=2.0, steps=8, prompts_per_step=8, group_size=4, micro_batch=16, learning_rate=2e-3,
-        lr_schedule="linear", beta=0.0, temperature=1.0, max_turns=3, max_turn_tokens=80, max_tokens=300, val_every=8,
-        val_tasks=40, seed=1, save_every=0,
-    )  # fmt: skip
-    run = Run.create(tmp_path / "run")
-    made = GRPO(Lab.open(recipe), *load_agent("nano"), train_tasks, validation, run)
-    result = made.train()
-    success = made.run.metrics.set_index("step")["val_success"].dropna()
-    assert success[0] < 0.05 and result["best_val_success"] >= success[0] + 0.05
-    assert made.run.metrics["lessons"].dropna().gt(0).all()
 
 
 def test_right_ones_keep_each_different_right_completion_once():

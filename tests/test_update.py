@@ -31,11 +31,8 @@ def trajectories():
     for i, (prompt, ids) in enumerate(zip(prompts, completions, strict=True)):
         mask = tuple(int(t % 4 != 2) for t in range(len(ids)))
         old = tuple(-7.0 * m + 0.3 * math.sin(i + t) * m for t, m in enumerate(mask))
-        found.append(
-            Trajectory(
-                f"t{i // GROUP}", "p", i % GROUP, 0, prompt, tuple(ids), mask, old, (), StopReason.ANSWER
-            )
-        )
+        tokens = prompt, tuple(ids), mask, old
+        found.append(Trajectory(f"t{i // GROUP}", "p", i % GROUP, 0, *tokens, (), StopReason.ANSWER))
     return found
 
 

@@ -1,13 +1,12 @@
 """Checkpoints as folders on disk: each is there as a whole or not at all, and proves that it is unharmed.
 
-A checkpoint is filled under a temporary name, a digest of all it holds goes into its manifest, all is brought
-to the disk, and only then it is renamed to checkpoint-N, N the optimiser step. Also: what an earlier training
-left in train/ is cut back or set aside. Leaves out what a checkpoint holds (saves).
+A checkpoint is filled under a temporary name, a digest of all it holds goes into its manifest, and only then
+it is renamed to checkpoint-N, N the optimiser step. What a power cut leaves of it the digest finds out. Also:
+what an earlier training left in train/ is cut back or set aside. Leaves out what a checkpoint holds (saves).
 """
 
 import hashlib
 import json
-import os
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -46,11 +45,8 @@ def commit(new: Path, about: Mapping[str, Any]) -> Path:
     about = json.loads(json.dumps(dict(about)))
     write_json(new / MANIFEST, {"version": VERSION, "about": about, "sha256": _digest(new, about)})
     secure(new)
-    for path in [*new.rglob("*"), new]:
-        _sync(path)
     final, folder = new.with_name(new.name[1:]), new.parent
     new.rename(final)
-    _sync(folder)
     for old in steps(folder)[KEEP:]:
         shutil.rmtree(old, ignore_errors=True)
     return final
@@ -122,11 +118,3 @@ def _digest(folder: Path, about: Mapping[str, Any]) -> str:
             own = hashlib.file_digest(file, "sha256").hexdigest()
         digest.update(f"{path.relative_to(folder)}\0{own}\0".encode())
     return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

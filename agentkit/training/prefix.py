@@ -44,9 +44,6 @@ class Tree:
     runs: tuple[int, ...]  # tokens that each sequence adds, where it adds any, in packed order; they sum to N
     pieces: tuple[int, ...]  # the packed row cut wherever sequences part; they sum to N
     paths: tuple[tuple[int, ...], ...]  # for each run, the pieces of its sequence up to the run's end
-    # the causal pattern of each run: its tokens are the last of its path, so each sees a lower right triangle
-    # of it, a pattern with a name, which fast kernels know, and no mask in memory; None is plainly causal
-    masks: tuple[torch.Tensor | None, ...]
 
 
 def build_tree(rows: Sequence[Sequence[int]]) -> Tree:
@@ -91,19 +88,13 @@ def build_tree(rows: Sequence[Sequence[int]]) -> Tree:
         runs=tuple(map(len, ids)),
         pieces=tuple(end - start for start, end in pairwise(bounds)),
         paths=tuple(tuple(piece_at[n] for n in path if n in piece_at) for path in run_nodes),
-        masks=tuple(map(_causal, map(len, ids), map(len, run_nodes))),
     )
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:
     """Length of the longest common prefix."""
-    short = min(len(a), len(b))
-    differ = np.flatnonzero(a[:short] != b[:short])
-    return int(differ[0]) if len(differ) else short
-
-
-def _causal(run: int, path: int) -> torch.Tensor | None:
-    return None if run == path else causal_lower_right(run, path)
+    same = a[: len(b)] == b[: len(a)]
+    return len(same) if same.all() else int(same.argmin())
 
 
 def tree_attention(
@@ -113,9 +104,13 @@ def tree_attention(
     """Attention along the paths of a tree; arguments as agentkit.policies.attention's."""
     keys, values = key.split(tree.pieces, dim=2), value.split(tree.pieces, dim=2)
     outputs = []
-    for q, path, mask in zip(query.split(tree.runs, dim=2), tree.paths, tree.masks, strict=True):
+    for q, path in zip(query.split(tree.runs, dim=2), tree.paths, strict=True):
         k = torch.cat([keys[piece] for piece in path], dim=2)
         v = torch.cat([values[piece] for piece in path], dim=2)
+        # a run's tokens are the last of its path, so each sees a lower right triangle of it, a pattern with a
+        # name, which fast kernels know, and no mask in memory; None is plainly causal
+        own, seen = q.shape[2], k.shape[2]
+        mask = None if own == seen else causal_lower_right(own, seen)
         outputs.append(sdpa_attention_forward(module, q, k, v, mask, **options)[0])
     return torch.cat(outputs, dim=1), None
 
