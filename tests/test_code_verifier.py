@@ -159,14 +159,6 @@ def test_what_one_test_printed_is_no_other_tests_output():
         assert value(program, tests=tests, entry="", partial=True, timeout_s=10) == 0.5
 
 
-def test_a_function_finds_its_file_and_its_module():
-    program = (
-        "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\n"
-        "def f(x):\n    open(__file__).close()\n    return A(x).x + 1"
-    )
-    assert value(program, timeout_s=10) == 1
-
-
 # ---- cheats: every one of them is wrong
 CHEATS = json.loads((Path(__file__).parent / "hostile" / "cheats.json").read_text(encoding="utf-8"))
 
@@ -274,12 +266,6 @@ CODE = Task("x", "p", GOLD, {"kind": "code", "entry": "f", "tests": CASES, "time
 
 def read(text: str) -> str:
     return answer_of(CODE, text).answer
-
-
-def test_long_fenced_code_is_an_answer():
-    program = "answer: int = 1\n" * 500
-    for marks in ("```", "~~~", "  ~~~~"):
-        assert read(f"Answer: x\n{marks}python\n{program}{marks}").count("int") == 500
 
 
 def test_code_on_an_answer_line_goes_on_to_the_end():

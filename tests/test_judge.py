@@ -14,7 +14,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from agentkit import Task, verify
 from agentkit.verifiers import check
 
 
@@ -223,16 +222,6 @@ def test_a_cache_that_is_locked_or_damaged_costs_a_verdict_no_time(ask, server, 
     assert ask("Paris", rubric="Be kind.").value == 1  # and not written
     assert time.monotonic() - start < 20
     other.close()
-
-
-def test_a_task_gives_the_judge_its_question(ask, server, tmp_path):
-    options = {
-        "url": f"http://127.0.0.1:{server.server_port}/v1",
-        "model": "m",
-        "cache": str(tmp_path / "j.sqlite"),
-    }
-    assert verify(Task("x", "Capital of France?", "Paris", {"kind": "judge"} | options), "Paris").value == 1
-    assert server.asked[0]["question"] == "Capital of France?"
 
 
 def test_an_empty_reference_is_unscored(ask):

@@ -62,16 +62,8 @@ def test_files_and_input_reach_the_program():
     files = {"a.txt": "é", "data/b.bin": b"\0\xff", "helper.py": "def f(): return 7"}
     code = "import sys, helper\nprint(open('a.txt').read(), open('data/b.bin', 'rb').read(), helper.f(), sys.stdin.read())"
     assert run_python(code, files=files, stdin="in\nput").stdout == "é b'\\x00\\xff' 7 in\nput\n"
-    text, odd = (
-        np.str_,
-        {
-            np.str_("a.txt"): np.str_("é"),
-            "data/b.bin": bytearray(b"\0\xff"),
-            "helper.py": b"def f(): return 7",
-        },
-    )
-    found = run_python(text(code), files=odd, stdin=text("in"), timeout_s=np.float64(5), memory_mb=512)
-    assert found.stdout == "é b'\\x00\\xff' 7 in\n"  # whatever kind of text or bytes a data set holds
+    found = run_python(np.str_(code), files=files, stdin=np.str_("in"), timeout_s=np.float64(5))
+    assert found.stdout == "é b'\\x00\\xff' 7 in\n"  # whatever kind of text a data set holds
 
 
 def test_what_was_printed_before_a_stop_is_kept():
@@ -101,29 +93,6 @@ def test_processes_of_one_training_share_the_cores():
     assert limits() == [min(128, 2 * here), here]
     share = max(here // 2, 1)
     assert limits(LOCAL_WORLD_SIZE="2") == [min(128, 2 * share), share]
-
-
-def test_a_container_that_is_lent_some_cores_has_no_more(tmp_path, monkeypatch):
-    read = Path.read_text
-    monkeypatch.setattr("agentkit.machine.CGROUPS", tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
-    for number, (groups, files, share) in enumerate(
-        [
-            ("0::/{}/b", {"{}/b/cpu.max": "max 100000", "{}/cpu.max": "250000 100000"}, 2),
-            ("3:cpu,cpuacct:/{}", {"cpu/{}/cpu.cfs_quota_us": "300000"}, 3),
-            ("0::/{}", {"{}/cpu.max": ""}, 64),
-        ]
-    ):
-        told = groups.format(number)
-        monkeypatch.setattr(
-            Path,
-            "read_text",
-            lambda path, told=told: told if path == Path("/proc/self/cgroup") else read(path),
-        )
-        for name, text in files.items():
-            (tmp_path / name.format(number)).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name.format(number)).write_text(text)
-        assert cores() == share
 
 
 def test_a_python_for_an_older_c_library_has_a_sandbox(tmp_path, monkeypatch):
@@ -157,12 +126,25 @@ def test_the_time_of_all_threads_counts():
     assert (found.status, found.stderr) == ("timeout", "the time limit was reached\n")
 
 
+def test_a_container_that_is_lent_some_cores_has_no_more(tmp_path, monkeypatch):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "cpu.max").write_text("max 100000")
+    (tmp_path / "a" / "cpu.max").write_text("250000 100000")
+    read, own = Path.read_text, Path("/proc/self/cgroup")
+    monkeypatch.setattr(Path, "read_text", lambda path: "0::/a/b" if path == own else read(path))
+    monkeypatch.setattr("agentkit.machine.CGROUPS", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+    assert cores() == 2
+
+
 def test_nothing_passes_from_one_call_to_the_next():
     run_python(
         "import builtins, json, sys\nbuiltins.print = None\njson.dumps = None\nsys.path.clear()\nopen('x', 'w').close()"
     )
     found = run_python("import json, os\nprint(json.dumps(os.listdir('.')), len(os.listdir('.')))")
     assert found.stdout == "[] 0\n"
+    code = "import random, numpy\nprint(random.random(), numpy.random.rand())"
+    assert len({run_python(code, timeout_s=30).stdout for _ in range(3)}) == 3
 
 
 def test_a_package_is_found_where_the_trainer_finds_it_and_its_neighbours_are_not(tmp_path, monkeypatch):
@@ -182,11 +164,6 @@ def test_a_package_is_found_where_the_trainer_finds_it_and_its_neighbours_are_no
         sandbox.close()
         for settings in (paths._installed, paths.zygote_settings):
             settings.cache_clear()
-
-
-def test_random_numbers_differ():
-    code = "import random, numpy\nprint(random.random(), numpy.random.rand())"
-    assert len({run_python(code, timeout_s=30).stdout for _ in range(4)}) == 4
 
 
 # ---- the caller's mistakes
@@ -229,17 +206,6 @@ def test_a_killed_zygote_is_started_again():
     sandbox._zygotes[()].process.wait()
     assert run_python("print(1)").stdout == "1\n"
     assert not os.path.exists(folder)
-
-
-def test_a_trainer_that_ignores_its_children_has_a_sandbox():
-    code = (
-        "import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
-        "from agentkit import sandbox; print(sandbox.run_python('print(6)'))"
-    )
-    child = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
-    assert "status='ok', stdout='6" in child.stdout, child
 
 
 # ---- failing closed

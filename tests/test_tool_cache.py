@@ -153,15 +153,6 @@ def test_a_tool_of_a_file_whose_table_changed_is_another_tool(tmp_path):
     assert answers == [("1", False), ("2", False), ("1", True)]
 
 
-def test_a_tool_without_a_source_is_not_cached_and_says_so_once():
-    space = {"tool": tool, "__name__": "__main__"}
-    exec("class E:\n @tool(pure=True)\n def look(self, query: str) -> str: return query", space)
-    environment, cache = space["E"](), ToolCache()
-    with pytest.warns(UserWarning, match="look are not cached: its source cannot be read") as said:
-        found = ask(environment, cache=cache, times=3, at_once=False, query="x")
-    assert not any(each.cached for each in found) and all(each.ok for each in found) and len(said) == 1
-
-
 def test_failures_and_tools_not_declared_pure_are_asked_again():
     cache, environment = ToolCache(), Counted()
     found = ask(environment, "fail", cache, times=4, at_once=False, query="x")
@@ -169,12 +160,6 @@ def test_failures_and_tools_not_declared_pure_are_asked_again():
     environment = Counted()
     found = ask(environment, "plain", cache, times=3, at_once=False, query="x")
     assert len(environment.ran) == 3 and not any(r.cached for r in found)
-
-
-def test_a_shared_failure_is_shared_and_not_called_a_hit():
-    cache, environment = ToolCache(), Counted()
-    found = ask(environment, "fail", cache, times=5, query="x")
-    assert environment.ran == ["x"] and not any(r.ok or r.cached for r in found) and not cache.hits.total()
 
 
 def test_a_hit_is_equal_to_the_call_itself(tmp_path):

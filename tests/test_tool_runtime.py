@@ -114,17 +114,6 @@ def test_an_async_tool_that_refuses_to_be_cancelled_holds_up_nobody():
     assert run("quick", environment).observation == "async tools"
 
 
-def test_what_an_async_tool_keeps_open_outlives_the_rollout():
-    class Keeps:
-        loop = None
-
-        async def same(self) -> str:
-            Keeps.loop = Keeps.loop or asyncio.get_running_loop()
-            return str(Keeps.loop is asyncio.get_running_loop())
-
-    assert [run("same", Keeps()).observation for _ in range(2)] == ["True", "True"]
-
-
 # ---- threads
 def test_calls_that_hang_are_bounded_and_the_tool_is_then_refused(monkeypatch):
     monkeypatch.setattr(tool_execution, "MAX_HUNG", 3)

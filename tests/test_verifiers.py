@@ -207,12 +207,6 @@ def test_a_number_equals_itself_however_it_is_written(number, places):
     assert [value("numeric", written, fixed) for written in (plain, fixed, grouped)] == [1, 1, 1]
 
 
-@given(st.integers(0, 10**12), st.integers(0, 10**12))
-def test_two_whole_numbers_are_equal_only_when_they_are(a, b):
-    assert value("numeric", str(a), str(b)) == (a == b)
-    assert value("numeric", f"{a} or {b}", str(b)) == value("numeric", f"{a}, {b}", str(b)) == 0
-
-
 def test_threads_that_ask_for_a_unit_first_share_one_registry():
     """Rollouts verify in threads; units of two registries could never be compared again."""
     for function in (numbers._registry, numbers.known):
@@ -268,24 +262,6 @@ def test_any_answer_gets_a_verdict_and_the_same_one_twice(answer, gold, kind):
     score = check(kind, answer, gold)
     assert score.value in (0.0, 1.0, None) and score.why
     assert check(kind, answer, gold) == score
-
-
-def test_huge_answers_are_bounded(thread_time):
-    start = thread_time()
-    for answer in (
-        "9" * 1_999,
-        "1," * 999,
-        " " * 1_900 + "1x",
-        "ﷺ" * 1_999,
-        "a " * 999,
-        "1 " * 999,
-        "1,000" * 390,
-        "2, " * 400,
-        "x = " * 400,
-    ):
-        for kind in ("exact", "numeric"):
-            assert value(kind, answer, "7", question="word " * 10_000) == 0
-    assert thread_time() - start < 5
 
 
 def test_mistakes_of_the_author_are_errors():

@@ -93,12 +93,6 @@ def test_a_body_ends_at_its_bound(served):
         fetch(served([OK + b"\r\n", *[bytes(65_536)] * 1000]), most=100_000)
 
 
-def test_what_is_no_http_cannot_be_reached(served):
-    for pieces in ([b"SSH-2.0-x\r\n\r\n"], [b"\0" * 100], [b""], [OK + b"Content-Length: 9\r\n\r\nx"]):
-        with pytest.raises(ReplyError, match="cannot be reached"):
-            fetch(served(pieces))
-
-
 def test_an_address_that_leads_nowhere_cannot_be_reached(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "*")
     for url in (

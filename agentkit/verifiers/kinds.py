@@ -7,8 +7,6 @@ anything but the answer and the way to it: those are agentkit.rewards.
 """
 
 import inspect
-import os
-import warnings
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
@@ -54,10 +52,6 @@ def register(kinds: Mapping[str, Verifier]) -> None:
         if kind in SHIPPED:
             raise ValueError(f"the verifier {kind!r} ships with agentkit: give yours another name")
         check_takes(f"the verifier {kind!r}", verifier, "answer", "gold")
-        codes = (getattr(own, "__code__", None) for own in (KINDS.get(kind), verifier))
-        before, now = (getattr(code, "co_filename", "") for code in codes)
-        if before != now and os.path.isfile(before):
-            warnings.warn(f"the verifier {kind!r} of {before} is replaced by that of {now}.", stacklevel=2)
     KINDS.update(kinds)
 
 
