@@ -32,6 +32,7 @@ from agentkit.runs import (
     Run,
     find_file,
     read_json,
+    user_cache,
     write_json,
     write_trajectories,
 )
@@ -43,7 +44,7 @@ from agentkit.tasks.pass_rates import learnable, pass_rates, with_pass_rates
 from agentkit.tasks.public import hub, public_families
 from agentkit.tasks.splits import a_fifth, assign_splits
 from agentkit.tasks.suite import family_names, that_can_be_judged
-from agentkit.tools.cache import ToolCache, default_path
+from agentkit.tools.cache import ToolCache
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.runtime import example, tool_schemas, tools_of
 
@@ -328,7 +329,7 @@ class Lab:
             "temperature": recipe.temperature,
             "limits": limits,
             "tool_failures": recipe.tool_failures,
-            "tool_cache": ToolCache(default_path()),
+            "tool_cache": ToolCache(user_cache("tools.sqlite")),
         } | changes
 
     def rollout(self, tasks: Sequence[Task], policy: Policy, **changes: Any) -> list[Trajectory]:

@@ -20,15 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from agentkit.records import DataError
-from agentkit.runs import user_cache
 
 MAX_MB = 2_000  # of the file; after that nothing more is kept
 BUSY_S = 2.0  # how long other processes' writing is waited for
 Outcome = tuple[str, bool]  # what the policy is shown, and whether the call went well
-
-
-def default_path() -> Path:
-    return user_cache("tools.sqlite")
 
 
 def canonical(arguments: dict[str, Any]) -> str:
@@ -63,8 +58,6 @@ class ToolCache(contextlib.AbstractContextManager):
                 self.path or ":memory:", timeout=BUSY_S, isolation_level=None, check_same_thread=False
             )
             _set_up(self._file)
-            if self.path:
-                self.path.chmod(0o600)
         except (OSError, sqlite3.Error) as error:
             raise DataError(
                 f"{self.path} cannot be used as the cache of tools ({error}): remove it, or set "

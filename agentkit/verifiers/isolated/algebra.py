@@ -111,21 +111,9 @@ def _numeric_eq(gold: Any, answer: Any, *_: Any) -> bool:
 
 
 def _same_equation(gold: Any, answer: Any) -> bool:
-    """Two equations say the same when their differences of sides are proportional, at random points."""
+    """Two equations say the same when their differences of sides agree, but for the sign."""
     a, b = gold.lhs - gold.rhs, answer.lhs - answer.rhs
-    return _numeric_eq(a, b) or _numeric_eq(a, -b) or _proportional(a, b)
-
-
-def _proportional(first: Any, second: Any) -> bool:
-    names, other_names = ({symbol.name for symbol in e.free_symbols} for e in (first, second))
-    if not names or names != other_names:
-        return False
-    ratios = [
-        b / a
-        for a, b in _values_at_points(first, second)
-        if a is not None and b is not None and not a.is_zero and not b.is_zero
-    ]
-    return len(ratios) >= 3 and all(_close(r, ratios[0], 0, sympy.Rational(1, 10**40)) for r in ratios)
+    return _numeric_eq(a, b) or _numeric_eq(a, -b)
 
 
 def equal(gold: Any, answer: Any) -> bool:
