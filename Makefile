@@ -19,11 +19,11 @@ help:
 	@echo 'make clean   remove .venv and caches, keep outputs/'
 
 define set_up
-	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
-	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 6))' 2>/dev/null; then \
-	    AGENTKIT_PYTHON="$(PYTHON)" AGENTKIT_TORCH="$(TORCH)" exec "$$python" .ci/setup.py $(1); fi; done; \
-	echo '[setup] No Python 3 on PATH: install Python 3.11, 3.12 or 3.13 (python.org, your package manager, pyenv or conda)' \
-	     'and run this again, or name it, as in: make setup PYTHON=/path/to/python3.12' >&2; exit 1
+	@for python in $(or $(PYTHON),python3 python3.13 python3.12 python3.11); do \
+	  if "$$python" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; then \
+	    AGENTKIT_TORCH="$(TORCH)" exec "$$python" .ci/setup.py $(1); fi; done; \
+	echo '[setup] agentkit needs Python 3.11, 3.12 or 3.13 with its venv module (Debian: python3-venv): install one and run' \
+	     'this again, or name it, as in: make setup PYTHON=/path/to/python3.12' >&2; exit 1
 endef
 
 setup:

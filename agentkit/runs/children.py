@@ -1,5 +1,5 @@
 """Child processes that leave nobody behind: they carry a word in their environment by which all of them are
-found and ended, and on Linux they end with the process that started them.
+found and ended, and they end with the process that started them. Both on Linux only.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import psutil
 
 TOKEN = "AGENTKIT_JOB"  # in the environment of all that belongs to one job, servers and helpers included
 CELL = "AGENTKIT_CELL"  # in the environment of whatever works on a cell of a sweep: its folder
-PARENT = "AGENTKIT_PARENT"  # the process that started this one, where that is not of the job itself
+PARENT = "AGENTKIT_PARENT"  # the process that started this one
 PR_SET_PDEATHSIG = 1  # linux/prctl.h; it outlives exec
 
 
@@ -43,18 +43,10 @@ def die_with_parent(number: signal.Signals) -> None:
     """Have the kernel send this process a signal when its parent is gone; on Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(number))
-        if not _has_parent():  # it went before this was asked for
+        here = str(os.getppid())
+        if os.environ.get(PARENT, here) != here:  # it went before this was asked for
             os.kill(os.getpid(), number)
-
-
-def _has_parent() -> bool:
-    """Whether the parent is the one that PARENT names, or of the same job, and no foster parent."""
-    known, job = os.environ.get(PARENT), os.environ.get(TOKEN)
-    if known == str(os.getppid()) or not (known or job):
-        return True
-    with contextlib.suppress(psutil.Error):
-        return psutil.Process(os.getppid()).environ().get(TOKEN) == job is not None
-    return False
+    os.environ[PARENT] = str(os.getpid())
 
 
 def end_all(variable: str, belongs: Callable[[str], bool]) -> None:
@@ -66,7 +58,7 @@ def end_all(variable: str, belongs: Callable[[str], bool]) -> None:
     while quiet < 2:
         found = []
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError, SystemError):  # the last by psutil on macOS
+            with contextlib.suppress(psutil.Error, OSError):
                 value = _value(process, variable)
                 if process.pid != os.getpid() and value and belongs(value):
                     process.kill()
@@ -77,9 +69,7 @@ def end_all(variable: str, belongs: Callable[[str], bool]) -> None:
 
 
 def _value(process: psutil.Process, variable: str) -> str | None:
-    """psutil reads up to a gap, such as vLLM's engine leaves where it wrote its title."""
-    if sys.platform != "linux":
-        return process.environ().get(variable)
+    """Not by psutil, which reads up to a gap, such as vLLM's engine leaves where it wrote its title."""
     start = f"{variable}=".encode()
     words = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
     return next((os.fsdecode(word[len(start) :]) for word in words if word.startswith(start)), None)

@@ -159,18 +159,13 @@ def append_jsonl(path: str | Path, row: dict) -> None:
     path, line = Path(path), encode_json(row)
     with writing(path), os.fdopen(append_to(path), "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # else a tear after the look at the tail swallows the line
-        _append(file.fileno(), line)
-
-
-def _append(handle: int, line: bytes) -> None:
-    size = os.fstat(handle).st_size
-    torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
-    if torn:
-        line = b"\n" + line
-    if os.write(handle, line) != len(line):
-        os.ftruncate(handle, size)
-        raise OSError(errno.ENOSPC, "No space left for the whole line, which was taken back")
-    os.fsync(handle)
+        size = os.fstat(file.fileno()).st_size
+        if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
+            line = b"\n" + line
+        if os.write(file.fileno(), line) != len(line):
+            os.ftruncate(file.fileno(), size)
+            raise OSError(errno.ENOSPC, "No space left for the whole line, which was taken back")
+        os.fsync(file.fileno())
 
 
 def cut_jsonl(path: str | Path, step: int) -> int:
@@ -183,29 +178,17 @@ def cut_jsonl(path: str | Path, step: int) -> int:
     return len(rows) - len(kept)
 
 
-def read_jsonl(path: str | Path, *, tolerant: bool = True) -> list[dict]:
-    """Read JSON objects, one a line.
+def read_jsonl(path: str | Path) -> list[dict]:
+    """Read JSON objects, one a line; torn ones, such as a killed writer leaves, are left out with a warning.
 
-    Args:
-        path: the file.
-        tolerant: drop a torn line with a warning, as a killed writer leaves one; otherwise any bad line is an
-        error.
-
-    Raises:
-        RunError: the file cannot be read, or (when not tolerant) a line is not a JSON object in UTF-8.
+    Raises RunError where the file cannot be read.
     """
-    rows, torn = [], []
-    for number, row in _lines(Path(path)):
-        if isinstance(row, dict):
-            rows.append(row)
-        elif tolerant:
-            torn.append(f"line {number} is torn and was left out ({row})")
-        else:
-            raise RunError(f"{path}, line {number} is damaged: {row}. Rebuild it, or remove that line.")
-    if torn:
+    rows = list(_lines(Path(path)))
+    if torn := [(number, row) for number, row in rows if not isinstance(row, dict)]:
+        number, why = torn[0]
         more = f"; and {len(torn) - 1} more" if len(torn) > 1 else ""
-        warnings.warn(f"{path}, {torn[0]}{more}.", stacklevel=2)
-    return rows
+        warnings.warn(f"{path}, line {number} is torn and was left out ({why}){more}.", stacklevel=2)
+    return [row for _, row in rows if isinstance(row, dict)]
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict | ValueError]]:

@@ -1,7 +1,7 @@
 """One fingerprint a stage: its recipe keys, the files that they name, and the fingerprint before.
 
 A stage is done where the fingerprint in run.json is the one that its recipe has now. Versions of libraries
-and the keys in FREE are left out: they change no result that a run is about.
+are left out, and keys on which no result depends.
 """
 
 import contextlib
@@ -18,20 +18,12 @@ from agentkit.runs.files import digest
 from agentkit.runs.labfile import lab_digest
 
 STAGES = ("01_tasks", "02_baseline", "03_grpo", "04_diagnostics", "05_compare")
-# keys that say where, how much at once and how safely a stage is executed
-FREE = frozenset("server_urls engine_memory max_batch save_every report_to preflight gpus".split())
-
-
-def keys_of(stage: str) -> list[str]:
-    """The recipe keys on which a stage's results depend."""
-    return [name for name in Recipe.keys_of(stage) if name not in FREE]
 
 
 def chosen(stage: str, recipe: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
     """The values of a stage's keys, defaults included; of a file its digest, however it is spelt."""
     keys = Recipe.keys()
-    values = {name: recipe.get(name, keys[name].default) for name in keys_of(stage)}
-    return values | {name: files[name] for name in values if name in files}
+    return {name: files.get(name, recipe.get(name, keys[name].default)) for name in Recipe.keys_of(stage)}
 
 
 def fingerprint(stage: str, recipe: Mapping[str, Any], files: Mapping[str, str], before: str) -> str:
@@ -64,14 +56,9 @@ def file_digests(recipe: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _listing(path: Path) -> str:
-    """A digest of a file, or of a folder's: their names, their sizes, and samples spread over each."""
-    found = hashlib.sha256()
-    for file in sorted(path.glob("[!.]*")) if path.is_dir() else [path]:
-        if file.is_file():
-            size = file.stat().st_size
-            found.update(f"{file.name} {size}".encode())
-            with open(file, "rb") as held:
-                for start in range(0, size, max(4096, size // 64)):
-                    held.seek(start)
-                    found.update(held.read(4096))
-    return found.hexdigest()[:16]
+    """A digest of a file, or of a folder's files: their names, their sizes and when they were written."""
+    files = sorted(path.glob("[!.]*")) if path.is_dir() else [path]
+    about = [
+        f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files if file.is_file()
+    ]
+    return hashlib.sha256("\n".join(about).encode()).hexdigest()[:16]

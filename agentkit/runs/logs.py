@@ -114,12 +114,8 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 def _number(value: Any) -> float | None:
     """A number, or a table's text that is one, as float; what is not finite as NaN, anything else None."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        return None
     try:
-        number = float(value)
+        number = float(str(value))  # of True and the like no number
     except ValueError:
         return None
-    except OverflowError:
-        return math.nan
     return number if math.isfinite(number) else math.nan

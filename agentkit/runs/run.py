@@ -11,22 +11,18 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from agentkit.recipe import FILES, find_file, located, project_root
-from agentkit.records import RecipeError, RunError, Task, Trajectory
+from agentkit.recipe import located, project_root
+from agentkit.records import RunError, Task, Trajectory
 from agentkit.runs.files import MANIFEST, digest, read_json, read_jsonl, write_json
 from agentkit.runs.fingerprints import STAGES, chosen, file_digests, fingerprint
 from agentkit.runs.schemas import SECTIONS, fault
 from agentkit.runs.topology import CARDS
-from agentkit.runs.trajectory_files import Choose, misplaced, read_tasks, read_trajectories, step_rows
+from agentkit.runs.trajectory_files import read_tasks, read_trajectories
 
-WRITERS = {"tasks.jsonl": "01_tasks", "baseline.json": "02_baseline", "sft": "02_baseline",
-           "pass_rates.json": "02_baseline", "eval/sft": "02_baseline",
-           "adapter": "03_grpo", "train": "03_grpo", "eval": "05_compare"}  # fmt: skip
 ADAPTER = "adapter/adapter_model.safetensors"
 CONTROL = ("train", ".control")  # in a run: the word stop, for its training
 HASHED = ("tasks.jsonl", "baseline.json", "preflight.json", "comparison.json", "eval/*.parquet",
@@ -92,16 +88,12 @@ class Run:
         """Mark a stage as running, with the recipe keys that were set and the lab file's digest; one warning
         where an earlier stage does not go with it. Raises RunError where an input is missing.
         """
-        for needed in inputs:
-            if not self.file(needed).exists():
-                writer = next(
-                    (w for start, w in WRITERS.items() if needed.startswith(start)), "that writes it"
-                )
-                before = STAGES[STAGES.index(name) - 1][:2] if name in STAGES[1:] else name
-                raise RunError(
-                    f"{name} needs {self.file(needed)}, which does not exist: run notebook {writer} first "
-                    f"with the same recipe and run, or agentkit run RECIPE --run {self.path} --to {before}"
-                )
+        if missing := [path for path in map(self.file, inputs) if not path.exists()]:
+            before = STAGES[STAGES.index(name) - 1][:2] if name in STAGES[1:] else name
+            raise RunError(
+                f"{name} needs {missing[0]}, which does not exist: run the notebooks before it with the same "
+                f"recipe and run, or agentkit run RECIPE --run {self.path} --to {before}"
+            )
         files = file_digests(recipe) | ({"lab": lab} if lab else {})
         if name in STAGES:  # drawing has no place in their order
             self._warn_if_stale(name, recipe, files)
@@ -113,8 +105,8 @@ class Run:
             entry["interrupted"] = True  # so it goes on from where an earlier attempt was stopped
         if CARDS in os.environ:
             entry["gpus"] = os.environ[CARDS]
-        manifest |= {"recipe": recipe, "versions": versions(), "git": git_state()}
-        manifest["stages"] = manifest["stages"] | {name: entry}
+        stages = manifest["stages"] | {name: entry}
+        manifest |= {"recipe": recipe, "versions": versions(), "git": git_state(), "stages": stages}
         write_json(self.path / MANIFEST, manifest)
 
     def fingerprint_before(self, name: str) -> str:
@@ -129,24 +121,19 @@ class Run:
         return same and entry.get("ended") != "asked"
 
     def _warn_if_stale(self, name: str, recipe: Mapping[str, Any], files: Mapping[str, str]) -> None:
-        """Warn of stages before this one that were made with something else than it has here."""
-        made, stale = self.manifest["stages"], {}
+        """Warn of the first stage before this one that was made with something else than it has here."""
         for stage in STAGES[: STAGES.index(name)]:
-            entry = made.get(stage)
-            if not entry or "fingerprint" not in entry:
-                continue
-            was = chosen(stage, entry["parameters"], entry["files"])
-            now = chosen(stage, recipe, files)
-            stale |= {key: stage for key, value in was.items() if value != now[key]}
-            as_made = fingerprint(stage, entry["parameters"], entry["files"], self.fingerprint_before(stage))
-            if as_made != entry["fingerprint"]:
-                stale["an earlier notebook that ran again"] = stage
-        if stale:
-            warnings.warn(
-                f"{min(stale.values())} was made with something else than {name} has here "
-                f"({', '.join(sorted(stale))}): run it again, unless they are meant to differ.",
-                stacklevel=3,
-            )
+            entry = self.manifest["stages"].get(stage, {})
+            key = fingerprint(stage, recipe, files, self.fingerprint_before(stage))
+            if entry.get("fingerprint", key) != key:
+                was, now = chosen(stage, entry["parameters"], entry["files"]), chosen(stage, recipe, files)
+                keys = [key for key in was if was[key] != now[key]] or ["an earlier notebook that ran again"]
+                warnings.warn(
+                    f"{stage} was made with something else than {name} has here "
+                    f"({', '.join(keys)}): run it again, unless they are meant to differ.",
+                    stacklevel=3,
+                )
+                return
 
     def end(self, name: str, status: str = "done", **extra: Any) -> None:
         """Mark a stage as done (or failed), with its seconds, and make every file of the run private."""
@@ -169,20 +156,7 @@ class Run:
     @cached_property
     def tasks(self) -> list[Task]:
         """The suite of this run."""
-        self.warn_if_changed("tasks.jsonl")
         return read_tasks(self.file("tasks.jsonl"))
-
-    def warn_if_changed(self, name: str) -> None:
-        """Warn of a file that is not as a finished stage left it; not while one runs, which may write it."""
-        path = self.path / name
-        if not (self.path / MANIFEST).exists() or not path.is_file():
-            return
-        manifest = self.manifest
-        running = any(stage.get("status") == "running" for stage in manifest["stages"].values())
-        recorded = manifest["hashes"].get(name)
-        if recorded is not None and not running and digest(path) != recorded:
-            remedy = "restore it, or run the stage again that writes it"
-            warnings.warn(f"{path} is not as its stage left it: {remedy}.", stacklevel=3)
 
     @property
     def metrics(self) -> Any:
@@ -195,32 +169,35 @@ class Run:
     def metric_rows(self, last: int = 0) -> list[dict[str, float | None]]:
         """train/metrics.jsonl: the last row of each step, with the values that are numbers or null.
 
-        One warning says what is left out, and which steps have no row though later ones or ``last`` have.
+        One warning says how many rows are left out, and which steps up to ``last`` have none.
         """
         path = self.file("train", "metrics.jsonl")
-        rows, faults = step_rows(read_jsonl(path), last)
-        if faults:
-            more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
-            warnings.warn(f"{path}: {'; '.join(faults[:3])}{more}.", stacklevel=2)
-        return rows
+        rows = read_jsonl(path)
+        sound = [row for row in rows if not fault("metrics", row) and str(row.get("step")).isdecimal()]
+        latest = {row["step"]: row for row in sound}
+        lost = sorted(set(range(1, max([last + 1, *latest]))) - latest.keys())
+        if len(sound) < len(rows) or lost:
+            told = f"{len(rows) - len(sound)} rows are no metrics of a step, and were left out"
+            gap = f"; {len(lost)} steps have no row, the first of them {lost[0]}" if lost else ""
+            warnings.warn(f"{path}: {told}{gap}.", stacklevel=2)
+        return list(latest.values())
 
-    def trajectories(self, which: int | str, *, choose: Choose | None = None) -> list[Trajectory]:
+    def trajectories(self, which: int | str) -> list[Trajectory]:
         """Training trajectories of a step (int), or the evaluation trajectories of a policy (str).
 
-        ``choose`` says which of them, as for ``read_trajectories``.
-
         Raises:
-            RunError: the file is missing or damaged, or its rows are not what its name and the suite say.
+            RunError: the file is missing or damaged, or holds rows of others than its name says.
         """
         if isinstance(which, str):
             path, step, policy = self.file("eval", f"{check_name(which, 'policy')}.parquet"), None, which
-            self.warn_if_changed(f"eval/{path.name}")
         else:
             path, step, policy = self.file("train", "trajectories", f"step_{which:05d}.parquet"), which, None
-        trajectories = read_trajectories(path, choose=choose)
-        suite = self.tasks if self.file("tasks.jsonl").exists() else None
-        if fault := misplaced(trajectories, policy, step, suite):
-            raise RunError(f"{path}: {fault}. Restore the file, or run the stage that writes it again.")
+        trajectories = read_trajectories(path)
+        for t in trajectories:
+            if (t.policy if policy else None, t.step) != (policy, step):
+                raise RunError(
+                    f"{path} holds a row of policy {t.policy!r:.60}, step {t.step}: restore the file"
+                )
         return trajectories
 
     def rollouts(self, steps: Iterable[int] | None = None) -> Iterator[tuple[int, list[Trajectory]]]:
@@ -260,11 +237,8 @@ class Run:
         step = self.manifest["stages"].get("03_grpo", {}).get("best_step")
         if not isinstance(step, int):
             return None
-        with warnings.catch_warnings(), suppress(RunError):
-            warnings.simplefilter("ignore")  # whoever shows these rows tells what is wrong with them
-            norms = [row.get("grad_norm") for row in self.metric_rows() if 0 < row["step"] <= step]
-            return 0 if norms and all(norm == 0 for norm in norms) else step
-        return step
+        norms = [row.get("grad_norm") for row in self.metric_rows() if 0 < row["step"] <= step]
+        return 0 if norms and all(norm == 0 for norm in norms) else step
 
     @property
     def comparison(self) -> dict:
@@ -322,18 +296,6 @@ def git_state() -> dict[str, Any]:
     if commit.returncode != 0:
         return {}
     return {"commit": commit.stdout.strip(), "dirty": bool(status.stdout.strip())}
-
-
-def placed(key: str, value: Any) -> Any:
-    """A recipe key's value; of a file or folder where it lies, however it is spelt."""
-    if key not in FILES:
-        return value
-    source, mark, name = str(value).rpartition(":")  # tasks: rows of a public data set
-    try:
-        path = find_file(name)
-    except RecipeError:
-        path = project_root() / name
-    return source + mark + os.path.realpath(path)
 
 
 def _now() -> str:

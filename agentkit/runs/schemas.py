@@ -15,6 +15,8 @@ from annotated_types import Ge, MaxLen
 from pydantic import AllowInfNan, ConfigDict, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
+from agentkit.recipe import sentence
+
 SPLITS = ("train", "validation", "test")
 SECTIONS = ("recipe", "stages", "hashes", "versions", "git")  # of a run's manifest, each a mapping
 NOTE_FIELDS, NOTE_LIMIT = ("task_id", "text", "at"), 20_000  # characters of each
@@ -64,13 +66,3 @@ def fault(kind: str, row: Any) -> str | None:
     except ValidationError as error:
         return sentence(error)
     return None
-
-
-def sentence(error: ValidationError) -> str:
-    """The first fault that pydantic found."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    place = ".".join(part for part in map(str, first["loc"]) if part.isidentifier() or part.isdecimal())
-    if first["type"] in ("missing", "extra_forbidden"):
-        return f"it {'lacks' if first['type'] == 'missing' else 'has an unknown key'} {ascii(place)[:80]}"
-    says = first["msg"].replace("Input should", "it should").replace("a valid string", "text")
-    return f"{place or 'it'} is {first['input']!a:.60}; {says}"

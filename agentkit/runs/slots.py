@@ -18,7 +18,7 @@ from agentkit.machine import cores
 from agentkit.recipe import Recipe, project_root
 from agentkit.records import RecipeError, RunError
 from agentkit.runs.children import CELL, PARENT
-from agentkit.runs.topology import CARDS
+from agentkit.runs.topology import gpu_count
 
 # tell nobody; leave CUDA_VISIBLE_DEVICES alone without GPUs; let cells run as any process does, where Ray's
 # own niceness of 15 starves them beside others; give a busy machine time
@@ -29,7 +29,6 @@ _SETTINGS = {
     "RAY_raylet_start_wait_time_s": "120",
 }
 STOP_S = 600.0  # for cells that are told to stop: a training ends its step and writes a checkpoint
-
 
 Cell = Any  # of a sweep: its recipe says how many GPUs it takes
 Start = Callable[[Cell], tuple[list[str], Path]]  # what begins a cell gives its command and its log
@@ -49,34 +48,23 @@ def dealt(number: int, address: str | None, recipes: Sequence[Recipe]) -> Iterat
     if any(recipe.server_urls for recipe in recipes):
         why = "cells at once would replace each other's weights on the servers that server_urls names"
         raise RecipeError(f"{why}: use --slots 1")
-    try:
-        os.environ.update({name: os.environ.get(name, value) for name, value in _SETTINGS.items()})
-        import ray
-    except ImportError:
-        raise RunError(
-            "several slots need Ray: .venv/bin/pip install -e '.[sweep]', or use --slots 1"
-        ) from None
-    on_end = signal.getsignal(signal.SIGTERM)
     own = {} if address else {"num_cpus": number, "num_gpus": gpu_count(), "include_dashboard": False}
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // number)))
+    settings = _SETTINGS | {"OMP_NUM_THREADS": str(max(1, cores() // number))}
+    os.environ.update(settings | os.environ)
     try:
+        import ray
+
         ray.init(address=address or "local", log_to_driver=False, logging_level="ERROR", **own)
     except Exception as error:  # Ray raises bare ones
-        raise RunError(f"Ray did not start ({error}): try again, or use --slots 1") from None
+        way = "install it by .venv/bin/pip install -e '.[sweep]', or use --slots 1"
+        raise RunError(f"several slots need Ray, which did not start ({error}): {way}") from None
     try:
-        signal.signal(signal.SIGTERM, on_end)  # Ray has its own, which says nothing
         gpus = max((int(node["Resources"].get("GPU", 0)) for node in ray.nodes()), default=0)
         if gpus and (wanted := max(map(gpus_of, recipes))) > gpus:  # Ray would wait for ever
             raise RecipeError(f"a cell needs {wanted} GPUs on one machine, and the largest has {gpus}")
         yield partial(by_ray, ray, number, gpus > 0)
     finally:
         ray.shutdown()
-
-
-def gpu_count(unsaid: int | None = None) -> int | None:
-    """GPUs that CUDA_VISIBLE_DEVICES offers; ``unsaid`` where it is not set, which has Ray look for them."""
-    named = os.environ.get(CARDS)
-    return unsaid if named is None else sum(name.strip() not in ("", "-1") for name in named.split(","))
 
 
 def gpus_of(recipe: Recipe) -> int:

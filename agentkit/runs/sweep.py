@@ -22,13 +22,13 @@ from typing import Annotated, Any
 from annotated_types import MinLen
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from agentkit.recipe import Recipe, beside, find_file, located, read_recipe, read_yaml
+from agentkit.recipe import Count, Recipe, beside, find_file, located, read_recipe, read_yaml, sentence
 from agentkit.records import RecipeError, RunError
 from agentkit.runs.children import CELL, end_all
 from agentkit.runs.files import alone, read_json, write_json
-from agentkit.runs.fingerprints import STAGES, file_digests, fingerprints
+from agentkit.runs.fingerprints import STAGES, fingerprints
 from agentkit.runs.run import MANIFEST, Run, check_name, versions
-from agentkit.runs.schemas import fault, sentence
+from agentkit.runs.schemas import fault
 from agentkit.runs.slots import Deal, one_by_one
 from agentkit.runs.stages import RUNNING
 
@@ -36,7 +36,7 @@ SHARED = 2  # stages that are made once for all cells that agree in them
 TRIES = 2  # of a cell that crashes
 ASKED = 130  # exit status of a run whose training was asked to stop
 LOG = "cell.log"  # in a cell's folder
-_TAKEN = frozenset(("shared", "tables", "sweep.json", "ablations.json", MANIFEST))
+_TAKEN = frozenset(("shared", "tables"))  # folders of the sweep itself
 
 
 class File(BaseModel):
@@ -46,7 +46,7 @@ class File(BaseModel):
 
     recipe: str
     question: str = ""
-    seeds: Annotated[list[int], MinLen(1)]
+    seeds: Annotated[list[Count], MinLen(1)]
     against: str = ""  # the arm that the others are compared with; by default the recipe unchanged
     arms: Annotated[dict[str, dict[str, Any] | None], MinLen(1)] | None = None
     grid: Annotated[dict[str, Annotated[list[Any], MinLen(1)]], MinLen(1)] | None = None
@@ -92,6 +92,11 @@ class Cell:
         run = Run(self.folder)
         return run.file(MANIFEST).exists() and all(map(run.is_done, STAGES, self.keys))
 
+    def is_ready(self) -> bool:
+        """Whether it can be gone on with, or begun."""
+        begun = self.parent is None or self.folder.exists() or self.parent.is_done()
+        return begun and not self.is_done()
+
     def command(self, recipe: Path) -> list[str]:
         """The ``agentkit run`` that makes it."""
         words = [word for key, value in self.changes.items() for word in ("-p", f"{key}={json.dumps(value)}")]
@@ -120,26 +125,19 @@ def read_design(
 def _design(path: Path, file: File, recipe: Path, more: Mapping[str, Any]) -> Design:
     if len({*file.seeds}) < len(file.seeds):
         raise RecipeError(f"seeds is {file.seeds}: list different whole numbers, as in [1, 2, 3]")
-    base, arms, given = read_recipe(recipe), {}, {name: v or {} for name, v in (file.arms or {}).items()}
-    for seed in file.seeds:
-        Recipe.from_mapping(base | {"seed": seed})  # raises where it lies out of bounds
-    unchanged, known = (Arm(Recipe.from_mapping(base), {}).keys()[-1], "grpo"), {}
-    for name, changes in [*given.items(), *_grid(file.grid or {})]:
-        arm = _arm(name, base, {**more, **beside(path, changes)})
+    base, arms, known = read_recipe(recipe), {}, {}
+    for name, changes in [*(file.arms or {}).items(), *_grid(file.grid or {})]:
+        arm = arms[name] = _arm(name, base, {**more, **beside(path, changes or {})})
         equal = known.setdefault((arm.keys()[-1], arm.policy), name)
-        if equal in given and name not in given:
-            continue  # the grid's own of an arm that is given
         if equal != name:
             why = f"the arms {equal!r} and {name!r} are equal in all that their cells run"
             raise RecipeError(f"{why}: leave one of them out")
-        if name.casefold() in map(str.casefold, arms):
-            raise RecipeError(f"two arms are called {name!r}, as far as some disks tell: rename one")
-        arms[name] = arm
     if len(arms) < 2:
         raise RecipeError("a sweep compares at least two arms: give arms, or a grid such as beta: [0.0, 0.1]")
     against = file.against or "default"
     if against == "default" and against not in arms:
-        against = known.get(unchanged, against)
+        unchanged = Arm(Recipe.from_mapping(base), {})
+        against = known.get((unchanged.keys()[-1], unchanged.policy), against)
     if against not in arms:
         raise RecipeError(f"there is no arm {against!r} to compare with; there are {', '.join(arms)}")
     return Design(recipe, file, arms, against)
@@ -155,8 +153,8 @@ def _grid(grid: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, dict[str, An
 
 def _arm(name: str, base: Mapping[str, Any], changes: dict[str, Any]) -> Arm:
     try:
-        if check_name(name, "arm").casefold() in _TAKEN:
-            raise RecipeError("a file of the sweep has this name: give it another")
+        if check_name(name, "arm") in _TAKEN:
+            raise RecipeError("a folder of the sweep has this name: give it another")
         policy = changes.pop("policy", "grpo")
         if own := changes.keys() & {"run", "seed"}:
             raise RecipeError(f"an arm may not set {min(own)}: the sweep does, from seeds and --run")
@@ -202,18 +200,17 @@ class Sweep:
         return {cell["seed"]: Run(self.folder / cell["run"]) for cell in cells}
 
     def check(self, design: Design) -> dict[str, Any]:
-        """What the arms choose. Raises RunError where the folder is a run, and RecipeError where an arm is
-        another than when the sweep began.
+        """The arms, for sweep.json. Raises RunError where the folder is a run, and RecipeError where an arm
+        is another than when the sweep began.
         """
         has_begun = self.file("sweep.json").exists()
         if self.file(MANIFEST).exists() and not has_begun:
             raise RunError(f"{self.folder} is a run, which a sweep would write into: name another --run")
-        chosen, before = {}, self.state["arms"] if has_begun else {}
+        before = self.state["arms"] if has_begun else {}
+        chosen = {}
         for name, arm in design.arms.items():
-            values = arm.recipe.everything()
-            files = {"policy": arm.policy, "files": file_digests(values)}
-            chosen[name] = json.loads(json.dumps(values | files))
-            if before.get(name, chosen[name]) != chosen[name]:
+            chosen[name] = arm.recipe.model_dump(mode="json") | {"policy": arm.policy, "key": arm.keys()[-1]}
+            if name in before and before[name].get("key") != chosen[name]["key"]:
                 why = f"arm {name!r}, or a file that it names, has changed since this sweep began"
                 raise RecipeError(f"{why}: rename it, or name another --run")
         return chosen
@@ -242,7 +239,6 @@ class Driver:
     def __init__(self, design: Design, sweep: Sweep, deal: Deal, say: Callable[[str], None]):
         self.design, self.sweep, self.deal, self.say = design, sweep, deal, say
         self.arms, self.cells = sweep.check(design), plan(design, sweep.folder)
-        self.running: set[str] = set()
         self.failed: dict[str, str] = {}  # why, by name
 
     def run(self) -> bool:
@@ -250,17 +246,17 @@ class Driver:
         self.sweep.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         tries = Counter()
         with alone(self.sweep.file(".lock"), f"running the sweep in {self.sweep.folder}"):
-            self._end_cells()  # which a driver that was killed may have left
+            _end_below(self.sweep.folder)  # what a driver that was killed may have left
+            self._write()
             try:
-                while ready := [c for c in self.cells.values() if tries[c.name] < TRIES and _is_ready(c)]:
+                while ready := [c for c in self.cells.values() if tries[c.name] < TRIES and c.is_ready()]:
                     todo = [cell for cell in ready if not _begin_as_parent(cell).is_done()]
                     with contextlib.closing(self.deal(todo, self._begin)) as ended:
                         for cell, status in ended:
                             tries[cell.name] += TRIES if status == ASKED else 1
                             self._ended(cell)
             finally:
-                self._end_cells()
-                self.running.clear()
+                _end_below(self.sweep.folder)
                 self._write()
         return not self.failed
 
@@ -268,16 +264,13 @@ class Driver:
         """The command that makes a cell, and its log."""
         cell.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.say(f"{cell.name}: to {STAGES[len(cell.keys) - 1]}")
-        self.running.add(cell.name)
-        self._write()
         return cell.command(self.design.recipe), cell.folder / LOG
 
     def _ended(self, cell: Cell) -> None:
-        self.running.discard(cell.name)
         self.failed.pop(cell.name, None)
         if not cell.is_done():
             self.failed[cell.name] = _last_line(cell.folder / LOG)
-            self._end_cells(cell.folder)
+            _end_below(cell.folder)
         self.say(f"{cell.name}: {self.failed.get(cell.name, 'done')}")
         self._write()
 
@@ -298,19 +291,15 @@ class Driver:
         why = self.failed.get(name, "")
         while not why and (above := above.parent):
             why = self.failed.get(above.name, "")
-        status = "running" if name in self.running else "failed" if why else "waiting"
         stages = Run(cell.folder).manifest["stages"].values() if (cell.folder / MANIFEST).exists() else ()
         seconds = round(sum(entry.get("seconds", 0.0) for entry in stages), 1)
-        status = "done" if cell.is_done() else status
+        status = "done" if cell.is_done() else "failed" if why else "waiting"
         return {"run": name, "status": status, "seconds": seconds, "error": why}
 
-    def _end_cells(self, folder: Path | None = None) -> None:
-        """End processes that work below a folder though nobody waits for them."""
-        end_all(CELL, lambda cell: Path(cell).is_relative_to(folder or self.sweep.folder))
 
-
-def _is_ready(cell: Cell) -> bool:
-    return not cell.is_done() and (cell.parent is None or cell.folder.exists() or cell.parent.is_done())
+def _end_below(folder: Path) -> None:
+    """End processes that work on a cell below a folder though nobody waits for them."""
+    end_all(CELL, lambda cell: Path(cell).is_relative_to(folder))
 
 
 def _begin_as_parent(cell: Cell) -> Cell:

@@ -1,8 +1,8 @@
 """Which GPUs do what: everything in this process, or one process a GPU that rolls out and trains (colocate).
 
 A choice with its reason, from what is visible and the recipe; and how long one process waits for the others.
-Leaves out starting anything (training.launch), finding the cards (slots.gpu_count, or torch) and
-servers on other cards, which the user starts.
+Leaves out starting anything (training.launch), finding the cards (torch) and servers on other
+cards, which the user starts.
 """
 
 import math
@@ -42,6 +42,12 @@ def visible(count: int) -> tuple[str, ...]:
     """Names of the first ``count`` cards that this process may use."""
     named = [name.strip() for name in os.environ.get(CARDS, "").split(",") if name.strip()]
     return tuple(named[:count] if len(named) >= count else map(str, range(count)))
+
+
+def gpu_count(unsaid: int | None = None) -> int | None:
+    """GPUs that CUDA_VISIBLE_DEVICES offers; ``unsaid`` where it is not set."""
+    named = os.environ.get(CARDS)
+    return unsaid if named is None else sum(name.strip() not in ("", "-1") for name in named.split(","))
 
 
 def choose(recipe: Recipe, count: int) -> Topology:
@@ -85,12 +91,10 @@ def _most(recipe: Recipe, cards: int) -> int:
     """The largest number of processes that whole groups can be dealt to, or what the recipe says."""
     if "processes" in recipe.given or not cards:
         return recipe.processes
-    return max((n for n in range(2, cards + 1) if _goes(recipe, n)), default=1)
-
-
-def _goes(recipe: Recipe, processes: int) -> bool:
-    """Whether so many share the recipe's batch evenly."""
-    return not any(is_broken for is_broken, _ in batch_rules(recipe.but(processes=processes)))
+    for n in range(cards, 1, -1):
+        if not any(is_broken for is_broken, _ in batch_rules(recipe.but(processes=n))):
+            return n
+    return 1
 
 
 def patience(recipe: Recipe) -> float:

@@ -6,21 +6,17 @@ Leaves out writing files safely (files) and where they lie in a run (run).
 
 import dataclasses
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentkit.records import RunError, Task, Trajectory
-from agentkit.runs.files import finite, parquet_rows, parse_json, read_jsonl, write_jsonl, write_table
+from agentkit.runs.files import finite, parquet_rows, parse_json, read_rows, write_jsonl, write_table
 from agentkit.runs.schemas import fault, read_as
 
 TEXTS = ("turns", "components")  # fields of a trajectory that are stored as JSON
 TOKENS = ("completion_ids", "action_mask", "old_logprobs")  # fields as long as each other
-CHOSEN_BY = ["task_id", "sample", "step", "reward"]  # columns from which rows are chosen
 _FIELDS = tuple(field.name for field in dataclasses.fields(Trajectory))
-
-Choose = Callable[[list[dict]], Iterable[int]]  # numbers of the rows to read, from what CHOSEN_BY says of all
 
 
 # ---- trajectories as Parquet
@@ -45,28 +41,20 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
     return {k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for k, v in row.items()}
 
 
-def read_trajectories(path: str | Path, *, choose: Choose | None = None) -> list[Trajectory]:
-    """Read what write_trajectories wrote, all rows or those that ``choose`` names.
+def read_trajectories(path: str | Path) -> list[Trajectory]:
+    """Read what write_trajectories wrote.
 
     Raises RunError where the file is missing, damaged, or of another version.
     """
-    import pyarrow as pa
-
-    def part(table: Any) -> Any:
-        if not choose:
-            return table
-        return table.take(pa.array(choose(table.select(CHOSEN_BY).to_pylist()), pa.int64()))
-
-    rows = parquet_rows(Path(path), part)
     trajectories: list[Trajectory] = []
-    try:
-        for row in rows:
+    for row in parquet_rows(Path(path)):
+        try:
             texts = {name: parse_json(row[name]) for name in TEXTS}
             trajectories.append(trajectory_from(row | texts))
-    except (ValueError, TypeError, KeyError) as error:
-        why = " ".join(f"row {len(trajectories) + 1}: {error}".split())[:300]
-        way = "run the stage that writes it again"
-        raise RunError(f"{path} is not a trajectory file of this version ({why}): {way}") from None
+        except (ValueError, TypeError, KeyError) as error:
+            why = " ".join(f"row {len(trajectories) + 1}: {error}".split())[:300]
+            way = "run the stage that writes it again"
+            raise RunError(f"{path} is not a trajectory file of this version ({why}): {way}") from None
     return trajectories
 
 
@@ -84,61 +72,9 @@ def trajectory_from(row: Mapping[str, Any]) -> Trajectory:
     length = len(trajectory.completion_ids)
     if any(len(getattr(trajectory, name)) != length for name in TOKENS):
         raise ValueError("its token fields differ in length")
-    numbers = [*trajectory.old_logprobs, *trajectory.components.values()]
-    numbers += [trajectory.success, trajectory.reward, trajectory.advantage]
-    if not all(math.isfinite(number) for number in numbers if number is not None):
-        raise ValueError("a log-probability, reward or success is no finite number")
-    if not 0 <= (trajectory.success or 0) <= 1:
-        raise ValueError(f"success is {trajectory.success}, no share")
-    for turn in trajectory.turns:
-        if not 0 <= turn.span[0] <= turn.span[1] <= length:
-            raise ValueError(f"a turn spans {turn.span!s:.60} of {length} completion tokens")
+    if any(not 0 <= begin <= end <= length for begin, end in (turn.span for turn in trajectory.turns)):
+        raise ValueError(f"a turn spans more than its {length} completion tokens")
     return trajectory
-
-
-def misplaced(
-    trajectories: Iterable[Trajectory], policy: str | None, step: int | None, suite: Iterable[Task] | None
-) -> str | None:
-    """How rows differ from what their file's name and the run's suite say, or None.
-
-    Args:
-        trajectories: the rows of a file.
-        policy: that all of them are of; None where the file's name says none.
-        step: of each row; None outside training.
-        suite: the run's tasks, where they are known.
-    """
-    known = None if suite is None else {task.id.encode("utf-8", "replace").decode() for task in suite}
-    seen: dict[tuple[str, int], Trajectory] = {}
-    for number, t in enumerate(trajectories, start=1):
-        if (policy or t.policy, step) != (t.policy, t.step):
-            own, file = (f"{who!r:.60}, step {when}" for who, when in ((t.policy, t.step), (policy, step)))
-            return f"row {number} is of policy {own}, and the file of {file}"
-        if known is not None and t.task_id not in known:
-            return f"the run's tasks.jsonl lacks task {t.task_id!r:.60}, which row {number} is of"
-        earlier = seen.setdefault((t.task_id, t.sample), t)
-        if earlier is not t and (step is None or earlier == t):  # a batch may hold a task twice
-            return f"row {number} holds sample {t.sample} of task {t.task_id!r:.60} a second time"
-    return None
-
-
-# ---- metrics
-def step_rows(rows: Iterable[dict], last: int = 0) -> tuple[list[dict], list[str]]:
-    """The last row of each step; in phrases, what was left out, and which steps up to ``last`` lack a row."""
-    latest: dict[int, dict] = {}
-    faults = []
-    for row in map(finite, rows):
-        step = row.get("step")
-        problem = fault("metrics", row)
-        if problem or not isinstance(step, int | float) or step < 0 or step % 1:
-            faults.append(f"a row was left out, for {problem or f'its step is {step!r:.60}'}")
-            continue
-        faults += [f"step {step:g} has several rows, of which the last counts"] * (step in latest)
-        latest[int(step)] = row | {"step": int(step)}
-    known = sorted({*latest, last + 1} if last else latest)
-    for before, step in zip([0, *known], known, strict=False):
-        if step > before + 1:
-            faults.append(f"there is a gap: steps {before + 1} to {step - 1} have no row")
-    return list(latest.values()), faults
 
 
 # ---- tasks as JSON lines
@@ -147,7 +83,7 @@ def read_tasks(path: str | Path) -> list[Task]:
 
     A row without an id is known by its place.
     """
-    rows = [{"id": f"task-{n}"} | row for n, row in enumerate(read_jsonl(path, tolerant=False), start=1)]
+    rows = [{"id": f"task-{n}"} | row for n, row in enumerate(read_rows(path), start=1)]
     if problem := _suite_problem(rows):
         remedy = "Mend the line, or, where a run made the file, build it again with notebook 01."
         raise RunError(f"{path}: {problem}. {remedy}")
@@ -184,19 +120,11 @@ def _suite_problem(rows: Sequence[dict]) -> str | None:
 
 
 def _row_problem(row: dict) -> str | None:
-    """Why a task's row is none, or why JSON would not give the same back; None where it does."""
+    """Why a task's row is none, or cannot be written."""
     if problem := fault("task", row):
         return f"{problem}; what is yours goes into meta" if "unknown key" in problem else problem
     try:
         json.dumps(row, allow_nan=False)
-        odd = _odd_keys(row)
     except (TypeError, ValueError, RecursionError) as error:
         return f"it cannot be written ({error}): give it values that JSON has"
-    return f"the key {odd[0]!r:.60} must be text" if odd else None
-
-
-def _odd_keys(value: Any) -> list[Any]:
-    """Keys of every object in a value that are no text."""
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    own = [key for key in value if not isinstance(key, str)] if isinstance(value, dict) else []
-    return own + [key for part in parts for key in _odd_keys(part)]
+    return None

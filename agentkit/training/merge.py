@@ -21,7 +21,6 @@ from agentkit.policies.precision import LEAST_SHARE, precision_of, surviving_sha
 from agentkit.policies.sync_guard import sampled_logprobs
 from agentkit.rollouts.template_probe import end_of_turn_ids
 from agentkit.runs import Run, RunError, read_json, secure, write_json
-from agentkit.runs.run import ADAPTER
 from agentkit.training.adapters import replacing
 from agentkit.training.saves import STAGE
 
@@ -41,7 +40,6 @@ def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> dict[st
     adapter, out, recipe = run.file("adapter"), run.file("merged"), run.manifest.get("recipe", {})
     if not (adapter / "adapter_config.json").exists():
         raise RunError(f"{adapter} does not exist: train this run first, with notebook 03.")
-    run.warn_if_changed(ADAPTER)
     rows, kept = _token_rows(run), _kept_in(recipe.get("model", "nano"), dtype)
     model = pretrained(AutoModelForCausalLM, recipe.get("model", "nano"), dtype=kept).eval()
     model = _weights_as(_trained_in(run), model)

@@ -27,7 +27,7 @@ from agentkit.policies.shards import whole
 from agentkit.records import Task, TrainingError
 from agentkit.runs import Recipe, RunError, write_json
 from agentkit.runs.children import signals
-from agentkit.runs.run import CONTROL, placed
+from agentkit.runs.run import CONTROL
 from agentkit.training import checkpoint_folders
 from agentkit.training.adapters import replacing, write_adapter
 from agentkit.training.checkpoint_folders import CheckpointError, cut_back, set_aside
@@ -121,7 +121,7 @@ class Saves:
         cut_off = run.manifest["stages"].get(STAGE, {}).get("interrupted", False)
         found = checkpoint_folders.newest_sound(self._folder)
         made, ours = found[1]["made_with"] if found else self._made_with, self._made_with
-        if other := [name for name in ours if placed(name, made.get(name)) != placed(name, ours[name])][:5]:
+        if other := [name for name in ours if made.get(name) != ours[name]][:5]:
             _say(f"the training in {finished.parent} was made with another {', '.join(other)}: {_ASIDE}")
         elif finished.exists() and not cut_off:
             _say(f"the training in {finished.parent} had come to its end: {_ASIDE}")

@@ -200,7 +200,7 @@ class Dashboard:
         tasks = self.run.tasks if self.run.file("tasks.jsonl").exists() else []
         prompts, rollouts = {task.id: task for task in tasks}, []
         with contextlib.suppress(RunError):  # a training that goes on from a checkpoint is just removing it
-            rollouts = [t for step in self.run.steps[-1:] for t in self.run.trajectories(step, choose=_ends)]
+            rollouts = [t for step in self.run.steps[-1:] for t in _ends(self.run.trajectories(step))]
         titles = ("Best of the latest step", "Worst of the latest step")
         sections = [
             told(title, t, prompts.get(t.task_id)) for title, t in zip(titles, rollouts, strict=False)
@@ -208,8 +208,8 @@ class Dashboard:
         return html.element("div", *sections, class_="sides")
 
 
-def _ends(rows: list[dict]) -> list[int]:
+def _ends(trajectories: list[Trajectory]) -> list[Trajectory]:
     """The best and the worst by reward, of those that have one; of equals the first and the last."""
-    rewarded = [i for i, row in enumerate(rows) if row["reward"] is not None]
-    rewarded.sort(key=lambda i: -rows[i]["reward"])
+    rewarded = [t for t in trajectories if t.reward is not None]
+    rewarded.sort(key=lambda t: -t.reward)
     return rewarded[:1] + rewarded[1:][-1:]
