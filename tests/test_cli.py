@@ -104,20 +104,15 @@ def executed(monkeypatch):
     [
         (["-p", "sede=3"], "did you mean 'seed'"),
         (["-p", "seed"], "KEY=VALUE"),
-        (["-p", "seed="], "seed is None"),
         (["-p", "seed=["], "-p seed=[: it is not valid YAML"),
-        (["-p", "seed=010"], "seed is '010'; it should be a whole number"),
-        (["-p", "seed=[1,2]"], "that is a grid, for agentkit sweep"),
-        (["-p", "families=Z"], "Z"),
         (["--from", "07"], "no notebook '07'; there are 01, 02, 03, 04, 05"),
         (["--from", "04", "--to", "02"], "nothing would run"),
         (["--run", "outputs/../x"], "is refused: write it without '..'"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_nothing_is_made(tmp_path, capsys, executed, words, says):
-    assert cli.main(["run", NANO, "--run", str(tmp_path / "a"), *words]) == 2 or says == "Z"
-    assert says == "Z" or says in one_sentence(capsys)
-    assert says == "Z" or (list(tmp_path.iterdir()) == [] and executed == [])
+    assert cli.main(["run", NANO, "--run", str(tmp_path / "a"), *words]) == 2
+    assert says in one_sentence(capsys) and list(tmp_path.iterdir()) == [] and executed == []
 
 
 @pytest.mark.parametrize("words", [["report"], ["merge"], ["audit"], ["cost", NANO, "--run"]], ids=" ".join)
@@ -170,32 +165,11 @@ def test_an_installed_wheel_runs_a_recipe_that_it_holds(tmp_path):
         if name and (ROOT / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((ROOT / name).read_bytes())
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-build-isolation",
-        "--no-deps",
-        "-qw",
-        str(wheel),
-        ".",
-    ]
+    build = [sys.executable, *"-m pip wheel --no-build-isolation --no-deps -qw".split(), str(wheel), "."]
     subprocess.run(build, cwd=source, check=True, capture_output=True)
     (file,) = wheel.iterdir()
     zipfile.ZipFile(file).extractall(tmp_path / "installed")
-    words = [
-        "run",
-        "params/nano.yaml",
-        "--run",
-        "outputs/a",
-        "-p",
-        "n_tasks=20",
-        "-p",
-        "families=A",
-        "-p",
-        "new_templates=[]",
-    ]
+    words = "run params/nano.yaml --run outputs/a -p n_tasks=20 -p families=A -p new_templates=[]".split()
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed"), "HOME": str(tmp_path)}
     here = tmp_path / "work"
     here.mkdir()

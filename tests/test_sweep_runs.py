@@ -56,22 +56,15 @@ def test_the_shipped_sweeps_can_be_run(path):
     [
         ({"arms": {"default": {}, "free": {"betta": 0.0}}}, "arm 'free': unknown recipe key 'betta': did you mean"),
         ({"sedes": [1]}, "it has an unknown key 'sedes'"),
-        ({"recipe": None}, "it lacks 'recipe'"),
         ({"recipe": "params/nowhere.yaml"}, "no file 'params/nowhere.yaml'"),
-        ({"grid": {}}, "grid is {}; "),
         ({"grid": {"beta": []}}, "grid.beta is []; "),
-        ({"arms": ["default", "free"]}, "arms is ['default', 'free']; "),
-        ({"arms": {"default": {}, "Default": {"beta": 0.1}}}, "two arms are called 'Default'"),
-        ({"arms": {"default": 3, "free": {}}}, "arms.default is 3; "),
         ({"arms": {"default": {}, "same": {"beta": 0.02}}}, "'default' and 'same' are equal"),
         ({"arms": {"default": {}, "one": {"lab": "mine.py"}, "two": {"lab": "copy.py"}}}, "'one' and 'two' are equal"),
         ({"arms": {"default": {}}}, "at least two arms"),
-        ({"arms": {"a": {"beta": 0.1}, "b": {"beta": 0.3}}}, "no arm 'default' to compare with; there are a, b"),
-        ({"against": "full"}, "no arm 'full' to compare with"),
+        ({"against": "full"}, "no arm 'full' to compare with; there are default, free"),
         ({"seeds": [1, 1]}, "list different whole numbers"),
-        ({"seeds": []}, "seeds is []; "),
-        ({"seeds": [1, -1]}, "seed is -1; "),
-        ({"arms": {"default": {}, "tables": {"beta": 0.1}}}, "a file of the sweep has this name"),
+        ({"seeds": [1, -1]}, "seeds.1 is -1; "),
+        ({"arms": {"default": {}, "tables": {"beta": 0.1}}}, "a folder of the sweep has this name"),
         ({"arms": {"default": {}, "b": {"seed": 3}}}, "may not set seed"),
         ({"arms": {"default": {}, "../b": {"beta": 0.1}}}, "arm name '../b' is refused"),
         ({"arms": {"default": {}, "b": {"policy": "sft_more"}}}, "measure no policy 'sft_more', only sft, grpo"),
@@ -97,8 +90,6 @@ def test_a_grid_names_its_arms_and_finds_the_unchanged_one(tmp_path):
         "beta-0.0_group_size-8", "beta-0.0_group_size-16", "beta-0.02_group_size-8", "beta-0.02_group_size-16",
     ]  # fmt: skip
     assert design.against == "beta-0.02_group_size-8"
-    both = read_design(write(tmp_path, arms=ARMS, grid={"beta": [0.0, 0.02, 0.1]}))
-    assert list(both.arms) == ["default", "free", "beta-0.1"], "what is given is not made again"
 
 
 def test_the_same_sweep_of_another_recipe(tmp_path):
@@ -215,13 +206,10 @@ def test_a_folder_that_is_a_run_or_worked_on_is_refused(tmp_path):
         drive(tmp_path, Notebooks())
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("cells", [1]), ("arms", []), ("cells", [{"arm": "free"}]), ("against", None)]
-)
-def test_a_damaged_state_is_one_sentence(tmp_path, name, value):
+def test_a_damaged_state_is_one_sentence(tmp_path):
     _, sweep, _ = drive(tmp_path, Notebooks())
     sound = sweep.file("sweep.json").read_text()
-    for text in (json.dumps(json.loads(sound) | {name: value}), sound[: len(sound) // 2]):
+    for text in (json.dumps(json.loads(sound) | {"cells": [{"arm": "free"}]}), sound[: len(sound) // 2]):
         sweep.file("sweep.json").write_text(text)
         with pytest.raises(RunError, match="sweep.json is"):
             _ = Sweep(sweep.folder).state
@@ -231,15 +219,7 @@ def test_a_dry_run_says_what_it_would_make_and_makes_nothing(tmp_path, capsys):
     folder = tmp_path / "out"
     assert main(["sweep", str(write(tmp_path)), "--run", str(folder), "--dry-run"]) == 0
     told = capsys.readouterr().out
-    for part in (
-        "Why?",
-        "free: policy grpo, beta 0.0",
-        "seeds: 1, 2",
-        "4 cells to run",
-        "(01_tasks)",
-        "device-hours",
-    ):
-        assert part in told
+    assert "free: policy grpo, beta 0.0" in told and "4 cells to run" in told and "device-hours" in told
     assert not folder.exists()
     design = read_design(write(tmp_path))
     before = dry_run(design, Sweep(folder))
@@ -254,7 +234,7 @@ def test_a_dry_run_says_what_it_would_make_and_makes_nothing(tmp_path, capsys):
 def test_several_slots_without_ray_are_one_sentence(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["sweep", str(write(tmp_path)), "--run", str(tmp_path / "out"), "--slots", "2"]) == 2
-    assert "several slots need Ray: " in capsys.readouterr().err
+    assert "several slots need Ray, which did not start" in capsys.readouterr().err
 
 
 def test_cells_that_would_train_through_the_same_servers_are_refused():

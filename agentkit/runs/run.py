@@ -193,7 +193,10 @@ class Run:
         else:
             path, step, policy = self.file("train", "trajectories", f"step_{which:05d}.parquet"), which, None
         trajectories = read_trajectories(path)
+        known = {task.id for task in self.tasks} if self.file("tasks.jsonl").exists() else None
         for t in trajectories:
+            if known is not None and t.task_id not in known:
+                raise RunError(f"{path} holds a row of task {t.task_id!r:.60}, which the run's suite lacks")
             if (t.policy if policy else None, t.step) != (policy, step):
                 raise RunError(
                     f"{path} holds a row of policy {t.policy!r:.60}, step {t.step}: restore the file"
