@@ -36,11 +36,6 @@ def test_runners_print_what_the_program_prints():
         assert run("print(6 * 7)") == "42\n", name
 
 
-def test_a_runner_that_fails_is_not_measured():
-    with pytest.raises(ValueError, match="error"):
-        bench._confined("1 / 0")
-
-
 def test_every_verifier_is_measured_the_judge_too(monkeypatch, tmp_path):
     monkeypatch.setattr(bench_verifiers, "QUICK", (0.01, 1))
     common.main(bench_verifiers.bench_verifiers, ["--quick", "--json", str(tmp_path / "b.json")])

@@ -76,8 +76,7 @@ def test_a_page_names_commands_of_all_three():
     "command",
     [
         "agentkit run params/nano.yaml --runs a", "agentkit run params/none.yaml --run a", "agentkit sweep params/nano.yaml --run a",
-        "agentkit run params/nano.yaml --run a -p stepz=3", "agentkit trian params/nano.yaml", "agentkit merge outputs/a --dtype int8",
-        "papermill notebooks/09.ipynb outputs/a.ipynb", "papermill notebooks/03_grpo.ipynb a.ipynb -p stepz 3", "make demoo",
+        "agentkit run params/nano.yaml --run a -p stepz=3", "papermill notebooks/03_grpo.ipynb a.ipynb -p stepz 3", "make demoo",
     ],
 )  # fmt: skip
 def test_what_does_not_exist_is_found(command, monkeypatch):
@@ -189,15 +188,6 @@ def test_a_recipes_command_comes_to_the_first_call_of_cuda(name, count, cards, s
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode and re.search(FIRST_CALL, done.stderr[-3000:]), done.stdout + done.stderr
     assert words[0] == "papermill" or "01_tasks: done" in done.stdout
-
-
-@pytest.mark.slow
-@without_gpu
-def test_unsloth_comes_to_the_first_call_of_cuda(cards):
-    cards(1)
-    script = "from agentkit.policies.unsloth import import_first; import_first('unsloth')"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=600)
-    assert done.returncode and re.search(FIRST_CALL, done.stderr[-300:]), done.stderr
 
 
 PARSE = "import sys; from vllm.entrypoints.launchers.cli_args import make_arg_parser; \

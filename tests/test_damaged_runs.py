@@ -18,7 +18,7 @@ from agentkit.records import AgentkitError, Task
 from agentkit.runs import Run, load_run, write_trajectories
 
 EVAL, STEP = "eval/grpo.parquet", "train/trajectories/step_00002.parquet"
-METRICS, ALARMS, SUITE = "train/metrics.jsonl", "train/alarms.jsonl", "tasks.jsonl"
+METRICS, SUITE = "train/metrics.jsonl", "tasks.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +133,8 @@ CASES = {
     "a span beyond the tokens": (inside(EVAL, 0, "span", [1, 99]), BOTH, "row 4: a turn spans more than its 3 completion tokens"),
     # metrics and alarms
     "metrics of others": (lines(METRICS, lambda found: [{"iter": i, "train_loss": 1.0} for i in range(9)]), ("alarms",), "'step' from 1 on"),
-    "a measure as text": (lines(METRICS, lambda found: found[2].update(reward="abc")), ("alarms", "report"), "1 rows are no metrics .*; 1 steps have no row, the first of them 2"),
-    "a gap": (lines(METRICS, lambda found: found[:1] + found[3:]), ("alarms", "report"), "2 steps have no row, the first of them 1"),
+    "a measure as text": (lines(METRICS, lambda found: found[2].update(reward="abc")), ("alarms", "report"), "no metrics of a step: 1; steps without a row: 1, the first of them 2"),
+    "a gap": (lines(METRICS, lambda found: found[:1] + found[3:]), ("alarms", "report"), "steps without a row: 2, the first of them 1"),
     # the others
     "a suite's prompt": (lines(SUITE, lambda found: found[2].update(prompt=5)), ("audit", "compare"), "task 3 .*prompt is 5; it should be text"),
 }  # fmt: skip

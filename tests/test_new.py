@@ -55,17 +55,14 @@ def test_nothing_is_overwritten(project, capsys, there):
     assert len(list((project / "params").rglob("mine*"))) == 1
 
 
-@pytest.mark.parametrize("name", ["", "../mine", "a/b", "a.yaml", "-x", "mine\0", "x" * 200, "é", "shop"])
+@pytest.mark.parametrize("name", ["", "../mine", "a.yaml", "-x", "mine\0", "shop"])
 def test_a_name_that_makes_no_file_is_refused(project, capsys, name):
     arguments = ["new", "--", name] if name.startswith("-") else ["new", name]
     assert cli.main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("agentkit: ") and error.count("\n") == 1
-    assert sorted(path.name for path in (project / "params").rglob("*.*")) == [
-        "shop-real.yaml",
-        "shop.py",
-        "shop.yaml",
-    ]
+    made = sorted(path.name for path in (project / "params").rglob("*.*"))
+    assert made == ["shop-real.yaml", "shop.py", "shop.yaml"]
 
 
 def test_outside_a_project_it_writes_here_and_copies_what_ships_where_asked(tmp_path, monkeypatch):

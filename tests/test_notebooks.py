@@ -56,20 +56,11 @@ def test_the_whole_path_leaves_every_artefact(finished):
     assert len(run.tasks) == 60 and len(run.metrics) == 3 and run.steps == [1, 2]
     n_test = sum(t.split == "test" for t in run.tasks)
     assert len(run.trajectories("grpo")) == n_test
-    assert sorted(path.name for path in run.file("eval").iterdir()) == [
-        "base.parquet",
-        "grpo.parquet",
-        "sft.parquet",
-        "sft_more.parquet",
-    ]
+    policies = ["base", "grpo", "sft", "sft_more"]
+    assert sorted(path.stem for path in run.file("eval").iterdir()) == policies, "rft is no longer named"
     comparison, shown = run.comparison, Comparison.from_json(run.comparison)
     assert "with 1 samples each" in run.file("preflight.json").read_text(), "of which notebook 03 is not told"
-    assert comparison["n_tasks"] == n_test and set(comparison["policies"]) == {
-        "base",
-        "sft",
-        "sft_more",
-        "grpo",
-    }
+    assert comparison["n_tasks"] == n_test and sorted(comparison["policies"]) == policies
     assert 0 < comparison["paired"][0]["p"] <= 1
     assert comparison["headline"]["policy"] == "grpo" and shown.lead() == [comparison["headline"]["sentence"]]
     assert comparison["policies"]["grpo"]["trained_step"] == run.trained_step
@@ -85,15 +76,8 @@ def test_executed_notebooks_show_figures_no_errors_and_no_warnings(finished):
         assert not [o.text for o in outputs if o.get("name") == "stderr"], (
             "a warning, which nobody reading it can act on"
         )
-    training = nbformat.read(finished / "03_grpo.ipynb", as_version=4)
-    figures = [
-        o
-        for cell in training.cells
-        if cell.cell_type == "code"
-        for o in cell.outputs
-        if "plotly" in str(o.get("data", ""))
-    ]
-    assert len(figures) == 1, "live curves are redrawn in place"
+        figures = [o for o in outputs if "plotly" in str(o.get("data", ""))]
+        assert stage != "03_grpo" or len(figures) == 1, "live curves are redrawn in place"
     text = (finished / "05_compare.ipynb").read_text()
     assert "application/vnd.plotly.v1+json" in text and "<iframe" in text
 
@@ -128,15 +112,8 @@ def test_plain_papermill_runs_one_notebook(finished, tmp_path):
     copy = tmp_path / "plain"
     shutil.copytree(finished, copy)
     shutil.rmtree(copy / "train")
-    words = [
-        sys.executable,
-        "-m",
-        "papermill",
-        "notebooks/03_grpo.ipynb",
-        str(copy / "03_grpo.ipynb"),
-        "-f",
-        "params/nano.yaml",
-    ]
+    command = [sys.executable, "-m", "papermill", "notebooks/03_grpo.ipynb", str(copy / "03_grpo.ipynb")]
+    words = [*command, "-f", "params/nano.yaml"]
     for key, value in {**TINY, "run": str(copy), "steps": 1, "preflight": "off", "seed": 3}.items():
         if key not in ("n_tasks", "sft_transcripts", "test_samples"):  # of other notebooks
             words += ["-p", key, str(value)]
@@ -160,10 +137,6 @@ def test_a_run_repeats_bit_for_bit(finished, tmp_path):
     assert made[0] == made[1]
 
 
-def test_a_control_that_the_recipe_no_longer_names_leaves_the_run(finished):
-    assert {path.stem.partition("_")[0] for path in finished.glob("eval/*")} == {"base", "sft", "grpo"}
-
-
 def execute(stage: str, folder: Path, **parameters) -> str:
     """Execute a notebook that must fail; the error's name and sentence."""
     out = folder / f"{stage}.ipynb"
@@ -179,17 +152,11 @@ def execute(stage: str, folder: Path, **parameters) -> str:
 
 
 @pytest.mark.slow
-def test_a_misspelled_parameter_stops_the_notebook(finished, tmp_path):
-    message = execute("01_tasks", tmp_path, n_task=50)
-    assert "RecipeError" in message and "'n_task'" in message and "'n_tasks'" in message
-
-
-@pytest.mark.slow
 def test_a_missing_run_folder_is_one_clear_sentence_in_a_folder_that_is_its_owners_alone(tmp_path):
     folder = tmp_path / "new"
     folder.mkdir()
     message = execute("04_diagnostics", folder)
-    assert "RunError" in message and "metrics.jsonl" in message and "03_grpo" in message
+    assert "RunError" in message and "metrics.jsonl" in message and "--to 03" in message
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
@@ -200,18 +167,10 @@ def test_a_corrupt_suite_is_one_clear_sentence_and_loses_nothing(finished, tmp_p
     lines = (copy / "tasks.jsonl").read_text().splitlines()
     lines[7] = lines[7][:40]
     (copy / "tasks.jsonl").write_text("\n".join(lines))
-    kept = {
-        p: p.read_bytes()
-        for p in copy.rglob("*")
-        if p.is_file() and p.name not in ("run.json", "03_grpo.ipynb")
-    }
-    recipe = {
-        k: v
-        for k, v in json.loads((copy / "run.json").read_text())["stages"]["03_grpo"]["parameters"].items()
-        if k != "run"
-    }
-    message = execute("03_grpo", copy, **recipe)
-    assert "RunError" in message and "line 8" in message and "tasks.jsonl" in message
+    files = [p for p in copy.rglob("*") if p.is_file() and p.name not in ("run.json", "03_grpo.ipynb")]
+    kept = {path: path.read_bytes() for path in files}
+    message = execute("03_grpo", copy, **load_run(copy).manifest["stages"]["03_grpo"]["parameters"])
+    assert "RunError" in message and "row 8" in message and "tasks.jsonl" in message
     assert all(p.read_bytes() == data for p, data in kept.items())
 
 

@@ -362,7 +362,7 @@ def test_a_run_gives_its_files_back(tmp_path):
     assert found.trajectories(12) == found.trajectories(np.int64(12)) == [make_trajectory(step=12)]
     assert found.trajectories("grpo") == [evaluated]
     runs.write_jsonl(found.file("tasks.jsonl"), [TASK | {"id": "A-00001"}])
-    with pytest.warns(UserWarning, match="10 steps have no row, the first of them 1"):
+    with pytest.warns(UserWarning, match="steps without a row: 10, the first of them 1"):
         assert found.metrics["step"].tolist() == [12, 3]
     assert found.comparison == {"n_tasks": 1}
 

@@ -21,7 +21,6 @@ import papermill
 import pytest
 
 from agentkit.recipe import Recipe, read_recipe
-from agentkit.runs.stages import STAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -136,15 +135,6 @@ def test_imports_go_one_way():
         (
             {"tools.py": "def f():\n    from agentkit import rollouts"},
             "agentkit.tools imports agentkit.rollouts: upward",
-        ),
-        (
-            {"tasks/__init__.py": "", "tasks/a.py": "from ..cli import x"},
-            "agentkit.tasks.a imports agentkit.cli",
-        ),
-        ({"views.py": "from agentkit import Suite"}, "agentkit.views imports agentkit: upward"),
-        (
-            {"runs.py": "import importlib\nimportlib.import_module('agentkit.cli')"},
-            "agentkit.runs imports agentkit.cli",
         ),
         (
             {"evaluation.py": "def f():\n    import torch.nn"},
@@ -264,10 +254,9 @@ def notebook_faults(path: Path) -> list[str]:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_notebook_is_as_style_asks(path):
     assert notebook_faults(path) == []
-
-
-def test_there_are_notebooks_and_recipes():
-    assert NOTEBOOKS and RECIPES
+    shown = papermill.inspect_notebook(str(path))
+    assert list(shown) == ["sweep" if path.stem == "06_ablations" else "recipe", "run", "changes"]
+    assert (ROOT / ast.literal_eval(next(iter(shown.values()))["default"])).is_file()
 
 
 def write_notebook(path: Path, *cells: dict, kernel: str = "python3") -> Path:
@@ -286,33 +275,16 @@ GOOD = {
 }
 
 
-def test_a_good_notebook_has_no_faults(tmp_path):
-    assert (
-        notebook_faults(
-            write_notebook(tmp_path / "n.ipynb", GOOD, {"source": "%load_ext x\ndef f():\n    return 1"})
-        )
-        == []
-    )
-
-
 @pytest.mark.parametrize(
     ("cells", "fault"),
     [
         ([{"source": "seed = 7"}], "0 cells tagged parameters"),
-        ([GOOD, GOOD], "2 cells tagged parameters"),
         (
             [GOOD, {"source": "1", "outputs": [{"output_type": "stream", "name": "stdout", "text": "x"}]}],
             "outputs not stripped",
         ),
-        ([GOOD, {"source": "1", "execution_count": 3}], "outputs not stripped"),
-        ([GOOD, {"source": "x = 1\n" * 26}], "26 lines, more than 25"),
-        ([GOOD | {"source": "seed = 7  # the seed\n" * 16}], "16 parameters, more than the 15"),
         ([GOOD, {"source": "def f():\n" + "    x = 1\n" * 15}], "def f has 16 lines"),
         ([{"metadata": TAGGED, "source": "seed = 7"}], "parameter seed: no help comment"),
-        ([{"metadata": TAGGED, "source": "seed = 3 + 4  # sum"}], "parameter seed: not a literal"),
-        ([{"metadata": TAGGED, "source": "seed = None  # none"}], "NoneType is not int"),
-        ([{"metadata": TAGGED, "source": 'rule = "a=b"  # rule'}], "'=' or '#' in its default"),
-        ([{"metadata": TAGGED, "source": "import os"}], "not a plain assignment"),
         (
             [{"metadata": TAGGED, "source": "seed: int | None = 7  # seed"}],
             "papermill does not see parameter seed",
@@ -324,23 +296,12 @@ def test_a_notebook_fault_is_found(tmp_path, cells, fault):
     assert any(fault in text for text in found), found
 
 
-def test_another_kernel_is_found(tmp_path):
-    assert notebook_faults(write_notebook(tmp_path / "n.ipynb", GOOD, kernel="ir")) == [
-        "kernelspec is not python3"
-    ]
-
-
 # ---- recipes
 # ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.name)
-def test_every_recipe_is_sound(recipe):
-    assert set(read_recipe(recipe)) <= set(Recipe.keys())
-    assert max(map(len, recipe.read_text(encoding="utf-8").splitlines())) <= 110
-
-
-def test_every_recipe_key_is_handed_to_a_notebook():
-    handed = {name for stage in (*STAGES, "drawing") for name in Recipe.keys_of(stage)}
-    assert set(Recipe.keys()) == handed | {"base"}
+def test_every_recipe_is_sound():
+    for recipe in RECIPES:
+        assert set(read_recipe(recipe)) <= set(Recipe.keys())
+        assert max(map(len, recipe.read_text(encoding="utf-8").splitlines())) <= 110, recipe
 
 
 def test_every_recipe_key_is_read_by_something():
@@ -350,22 +311,19 @@ def test_every_recipe_key_is_read_by_something():
     assert set(Recipe.keys()) - read - {"base"} == set()
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebooks_first_code_cell_names_recipe_run_and_changes(path):
-    shown = papermill.inspect_notebook(str(path))
-    assert list(shown) == ["sweep" if path.stem == "06_ablations" else "recipe", "run", "changes"]
-    assert (ROOT / ast.literal_eval(next(iter(shown.values()))["default"])).is_file()
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_no_other_cell_assigns_a_recipe_key(path):
+def test_no_other_cell_assigns_a_recipe_key():
     """Run All twice would read it as a change to the recipe. A Lab or a table is none."""
-    cells = [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
-    trees = [ast.parse(cell.source) for cell in cells if "parameters" not in cell.metadata.get("tags", ())]
-    names = [
-        n.id for t in trees for n in ast.walk(t) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    cells = [
+        c for path in NOTEBOOKS for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"
     ]
-    assert set(names) & set(Recipe.keys()) <= {"lab", "steps", "sft", "reward"}
+    trees = [ast.parse(cell.source) for cell in cells if "parameters" not in cell.metadata.get("tags", ())]
+    stored = [
+        n.id
+        for t in trees
+        for n in ast.walk(t)
+        if isinstance(getattr(n, "ctx", None), ast.Store) and hasattr(n, "id")
+    ]
+    assert set(stored) & set(Recipe.keys()) <= {"lab", "steps", "sft", "reward"}
 
 
 # ---- files
@@ -406,9 +364,8 @@ def test_no_file_names_a_path_of_one_machine():
     assert machine_paths(ROOT, project_files(ROOT)) == []
 
 
-@pytest.mark.parametrize("parts", [("home", "ada"), ("Users", "ada"), ("root", "x")])
-def test_a_machine_path_is_found(tmp_path, parts):
-    (tmp_path / "a.py").write_text("fine = 'https://x.org/home/page'\nx = '/" + "/".join(parts) + "/data'\n")
+def test_a_machine_path_is_found(tmp_path):
+    (tmp_path / "a.py").write_text("fine = 'https://x.org/home/page'\nx = '/" + "home/ada/data'\n")
     (tmp_path / "b.py").write_text(f"x = '{tmp_path}/data'\n")
     assert sorted(machine_paths(tmp_path, project_files(tmp_path))) == ["a.py:2", "b.py:1"]
 
@@ -447,20 +404,11 @@ def test_no_function_is_long():
     assert long_functions(ROOT) == []
 
 
-def test_a_long_function_is_found(tmp_path):
-    (tmp_path / "agentkit").mkdir()
-    for name, lines in (("fits", LONGEST), ("long", LONGEST + 1)):
-        text = f'async def {name}():\n    """{chr(10) * (lines - 3)}"""\n    return 1\n'
-        (tmp_path / "agentkit" / f"{name}.py").write_text(text)
-    assert long_functions(tmp_path) == ["agentkit/long.py: long has 51 lines, more than 50"]
-
-
-@pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=" ".join)
-def test_ruff_has_nothing_to_say(command):
-    child = subprocess.run(
-        [sys.executable, "-m", "ruff", *command, "."], cwd=ROOT, capture_output=True, text=True
-    )
-    assert child.returncode == 0, child.stdout + child.stderr
+def test_ruff_has_nothing_to_say():
+    for words in (["check"], ["format", "--check"]):
+        command = [sys.executable, "-m", "ruff", *words, "."]
+        child = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert child.returncode == 0, child.stdout + child.stderr
 
 
 # ---- size

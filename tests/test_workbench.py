@@ -8,7 +8,7 @@ import pytest
 
 from agentkit import ToolCall, sandbox
 from agentkit.tools.environments import WorkbenchEnvironment
-from agentkit.tools.runtime import run_call, tool_schemas, tools_of
+from agentkit.tools.runtime import run_call
 
 pytestmark = pytest.mark.skipif(bool(sandbox.missing()), reason="no sandbox on this machine")
 
@@ -49,20 +49,3 @@ def test_trajectories_share_nothing(corpus):
     assert "NameError" in call(first, "python", code="print(x)").observation  # no program leaves anything
     first.reset()
     assert call(first, "list_files").observation == "the workspace is empty"
-
-
-def test_every_tool_has_a_schema(corpus):
-    names = [schema["function"]["name"] for schema in tool_schemas(WorkbenchEnvironment(corpus))]
-    assert sorted(names) == ["calculator", "list_files", "python", "read_file", "search", "write_file"]
-    assert set(tools_of(WorkbenchEnvironment(corpus))) == set(names)
-
-
-def test_another_backend_answers_search(corpus):
-    class Echo:
-        def search(self, query, top_k):
-            return [query] * top_k
-
-    assert (
-        call(WorkbenchEnvironment(corpus, 2, backend=Echo()), "search", query="q").observation
-        == "[1] q\n[2] q"
-    )

@@ -177,8 +177,8 @@ class Run:
         latest = {row["step"]: row for row in sound}
         lost = sorted(set(range(1, max([last + 1, *latest]))) - latest.keys())
         if len(sound) < len(rows) or lost:
-            told = f"{len(rows) - len(sound)} rows are no metrics of a step, and were left out"
-            gap = f"; {len(lost)} steps have no row, the first of them {lost[0]}" if lost else ""
+            told = f"rows left out as no metrics of a step: {len(rows) - len(sound)}"
+            gap = f"; steps without a row: {len(lost)}, the first of them {lost[0]}" if lost else ""
             warnings.warn(f"{path}: {told}{gap}.", stacklevel=2)
         return list(latest.values())
 
