@@ -261,14 +261,9 @@ class Recipe(BaseModel):
         steps = steps if self.steps == self.keys()["steps"].default else min(steps, self.steps)
         return self.but(steps=steps, epochs=0)
 
-    @property
-    def given(self) -> frozenset[str]:
-        """Names of the keys that were set."""
-        return frozenset(self.model_fields_set)
-
     def used(self) -> dict[str, Any]:
         """The parameters that were set."""
-        return {name: value for name, value in self.everything().items() if name in self.given}
+        return {name: value for name, value in self.everything().items() if name in self.model_fields_set}
 
     def everything(self) -> dict[str, Any]:
         """All parameters, set or not."""

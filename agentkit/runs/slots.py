@@ -42,7 +42,7 @@ def dealt(number: int, address: str | None, recipes: Sequence[Recipe]) -> Iterat
     Raises RunError where Ray is not installed or does not start; RecipeError where cells would train through
     the same servers, or one needs more GPUs than a machine has.
     """
-    if number == 1 and not address:
+    if number <= 1 and not address:
         yield one_by_one
         return
     if any(recipe.server_urls for recipe in recipes):

@@ -9,7 +9,6 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from agentkit.recipe import project_file, project_root
@@ -75,10 +74,6 @@ def run_stages(run: Run, recipe: Mapping[str, Any], first: int, last: int, *, an
     return True
 
 
-def _notebook(stage: str) -> Path:
-    return project_file("notebooks", f"{stage}.ipynb")
-
-
 def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
     """One notebook through papermill, kept as far as it came. Raises RunError with a failing cell's error."""
     sys.modules.setdefault("rfc3987_syntax", None)  # 2 s for a grammar of what no notebook holds
@@ -88,14 +83,14 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
     from nbformat.sign import NotebookNotary
     from papermill.exceptions import PapermillExecutionError
 
-    start, source, out = time.monotonic(), _notebook(stage), run.file(f"{stage}.ipynb")
+    start, out = time.monotonic(), run.file(f"{stage}.ipynb")
     print(f"{stage}: running", flush=True)
     # it warns of keys that the parameters cell does not list; both say a second time that a kernel died
     for name in ("papermill", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         papermill.execute_notebook(
-            str(source),
+            str(project_file("notebooks", f"{stage}.ipynb")),
             str(out),
             parameters | {"run": str(run.path.resolve()), "changes": {}},
             kernel_name="python3",

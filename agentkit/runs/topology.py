@@ -80,7 +80,7 @@ def _wanted(recipe: Recipe, count: int) -> int:
             f"gpus is {wanted}, and {count} can be seen here (nvidia-smi and CUDA_VISIBLE_DEVICES tell): "
             "set gpus to auto or to a number that is there"
         )
-    if wanted and "processes" in recipe.given and recipe.processes > wanted:
+    if wanted and "processes" in recipe.model_fields_set and recipe.processes > wanted:
         raise RecipeError(
             f"processes: {recipe.processes} need a GPU each, and {wanted} can be used here: lower it"
         )
@@ -89,7 +89,7 @@ def _wanted(recipe: Recipe, count: int) -> int:
 
 def _most(recipe: Recipe, cards: int) -> int:
     """The largest number of processes that whole groups can be dealt to, or what the recipe says."""
-    if "processes" in recipe.given or not cards:
+    if "processes" in recipe.model_fields_set or not cards:
         return recipe.processes
     for n in range(cards, 1, -1):
         if not any(is_broken for is_broken, _ in batch_rules(recipe.but(processes=n))):

@@ -167,7 +167,9 @@ def _spread(model: Any, recipe: Recipe) -> tuple[float, float]:
     if not recipe.shard:
         return 0.0, 0.0
     sizes = [sum(p.nbytes for p in layer.parameters()) for layer in layers_of(model)]
-    processes = recipe.processes if "processes" in recipe.given else max(torch.cuda.device_count(), 1)
+    processes = (
+        recipe.processes if "processes" in recipe.model_fields_set else max(torch.cuda.device_count(), 1)
+    )
     return sum(sizes) * (1 - 1 / processes), 2.0 * max(sizes) * (processes > 1)
 
 

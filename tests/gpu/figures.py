@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
 import platform
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
@@ -19,7 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import engines
@@ -38,7 +34,6 @@ from agentkit.policies.loading import agent_of, load_agent, make_policy, with_ad
 from agentkit.recipe import Recipe
 from agentkit.records import EngineError, StopReason, TrainingError, Trajectory
 from agentkit.runs import RunError, read_jsonl, versions
-from agentkit.training import prefix
 from agentkit.training.adapters import save_adapter
 from agentkit.training.loop import GRPO
 from agentkit.training.memory import update_peak
@@ -361,48 +356,6 @@ def update(budget: Budget) -> Lines:
             del trainer, once
 
 
-def head(budget: Budget) -> Lines:
-    """The output layer's product and its gradient, each way, against float64 on the first rows."""
-    name, shape = budget.shape("4B")
-    layer = torch.nn.Linear(
-        shape.hidden_size, shape.vocab_size, bias=False, dtype=torch.bfloat16, device=DEVICE
-    ).requires_grad_(False)
-    layer.weight.data.normal_(std=0.02)
-    model = SimpleNamespace(
-        get_output_embeddings=lambda: layer, config=SimpleNamespace(get_text_config=lambda: shape)
-    )
-    for rows in budget.of((4096, 16_384), (64,)):
-        states = torch.randn(rows, shape.hidden_size, device=DEVICE).bfloat16().requires_grad_()
-        tokens = torch.randint(5, shape.vocab_size, (rows,), device=DEVICE)
-        for case, kind in ({"float32": "cpu"} | ({"tensor cores": "cuda"} if CUDA else {})).items():
-            project = prefix._projection(model, device=kind)
-
-            def once(project: Any = project, states: Any = states, tokens: Any = tokens) -> torch.Tensor:
-                states.grad = None
-                found, _ = prefix.chunked_logprobs(model, states, tokens, 1.0, False, project=project)
-                found.sum().backward()
-                return found.detach()
-
-            once()  # not counted
-            memory()
-            seconds, found = timed(once)
-            apart, gradient = _against_float64(layer.weight, states, tokens, found)
-            yield line(f"{name}, {rows} scored tokens, {case}", seconds, "s", apart < 1e-3 and gradient < 5e-3,
-                       nats=apart, gradient=gradient, **memory())  # fmt: skip
-
-
-def _against_float64(
-    weight: Any, states: Any, tokens: Any, found: Any, rows: int = 32
-) -> tuple[float, float]:
-    """How far log-probabilities are off at the most, in nats, and their gradient, relatively."""
-    exact = states.detach()[:rows].double().requires_grad_()
-    logits = exact @ weight.double().t()
-    expected = torch.log_softmax(logits, -1).gather(1, tokens[:rows, None])[:, 0]
-    expected.sum().backward()
-    off = (states.grad[:rows].double() - exact.grad).norm() / exact.grad.norm()
-    return float((found[:rows] - expected.detach()).abs().max()), float(off)
-
-
 def _tokenizer() -> Any:
     from transformers import AutoTokenizer
 
@@ -528,88 +481,3 @@ def _trajectory(i: int, prompt: list[int], completion: list[int]) -> Trajectory:
     return Trajectory(
         "random", "random", i, 0, tuple(prompt), tuple(completion), ones, logprobs, (), StopReason.ANSWER
     )
-
-
-# ---- the project's own tests and scripts, on this device
-def edges(budget: Budget) -> Lines:
-    chosen = ["test_guards.py", "test_half_precision.py", "test_grpo.py", "test_resume.py"]
-    tests = budget.of([*chosen, "gpu/test_cuda.py"], ["test_guards.py"])
-    yield from _pytest(
-        tests,
-        "not vllm and not served" if not budget.quick else "gradient_that_is_not_finite or more_than_a_fifth",
-    )
-
-
-def processes(budget: Budget) -> Lines:
-    yield from _pytest(["test_launch.py"], "" if not budget.quick else "groups_are_never_split")
-
-
-def _pytest(files: list[str], words: str) -> Lines:
-    for file in files:
-        with tempfile.TemporaryDirectory() as folder:
-            report = Path(folder) / "report.xml"
-            command = [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-q",
-                "-p",
-                "no:cacheprovider",
-                str(TESTS / file),
-                "-k",
-                words,
-            ]
-            done = subprocess.run([*command, f"--junitxml={report}"], capture_output=True, text=True)
-            last = (done.stdout.strip().splitlines() or [done.stderr[-200:]])[-1].strip("= ")
-        failed = [
-            text.removeprefix("FAILED ") for text in done.stdout.splitlines() if text.startswith("FAILED")
-        ]
-        yield line(f"tests/{file}", last, "", done.returncode in (0, 5), failed=failed[:20])
-
-
-def curve(budget: Budget) -> Lines:
-    steps, seeds = budget.of((24, ("1", "2", "3")), (1, ("1",)))
-    with tempfile.TemporaryDirectory() as folder:
-        options = ["--steps", str(steps), "--tasks", str(budget.of(60, 4)), "--seeds", *seeds]
-        for row in _script("compare_precisions.py", folder, *options):
-            if "difference" in row:
-                yield line("success in bfloat16 less that in float32", row["difference"], "", **row)
-            else:
-                yield line(
-                    f"{row['precision']}, seed {row['seed']}, {steps} steps",
-                    row["validation"][-1],
-                    "success",
-                    **row,
-                )
-    kills = budget.of(4, 1)
-    done = subprocess.run(
-        [sys.executable, str(TESTS / "survive.py"), "--runs", str(kills), "--kinds", "plain"],
-        capture_output=True,
-        text=True,
-    )
-    last = (done.stdout or done.stderr).strip().splitlines()[-1][:200]
-    yield line(f"{kills} trainings killed and resumed", last, "", done.returncode == 0)
-
-
-def unsloth(budget: Budget) -> Lines:
-    with tempfile.TemporaryDirectory() as folder:
-        for found in _script("unsloth_run.py", folder):
-            for name in ("grad_diff", "loss_diff", "adapter_gap", "peak_gb"):
-                if name in found:
-                    yield line(name, found[name], "GB" if name == "peak_gb" else "")
-            for fault, outcome in found.get("faults", {}).items():
-                yield line(f"planted: {fault}", outcome, "", (outcome == "stopped") == (fault != "none"))
-            yield line("two steps", found["steps"], "steps", found["steps"] == 2 and found["loaded"])
-
-
-def _script(name: str, *arguments: str) -> Iterator[dict[str, Any]]:
-    """The lines of JSON that a script of the tests prints, as it prints them. Raises RuntimeError with its
-    last words.
-    """
-    command = [sys.executable, str(TESTS / name), *arguments]
-    with tempfile.TemporaryFile("w+") as errors:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as child:
-            yield from (json.loads(text) for text in child.stdout if text.startswith("{"))
-        if child.returncode:
-            errors.seek(0)
-            raise RuntimeError(f"{name}: {' '.join(errors.read().split())[-300:]}")

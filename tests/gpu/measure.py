@@ -1,6 +1,6 @@
 """Run the figures of figures.py that this machine can show: a line of JSON for each case, a table at the end.
 
-    tests/gpu/run.sh base|vllm|unsloth [--quick] [--rehearse] [--only NAME ...] [--out DIR]
+    tests/gpu/run.sh base|vllm [--quick] [--rehearse] [--only NAME ...] [--out DIR]
 
 What a figure lacks here (CUDA, vLLM, Unsloth, a second GPU) is named and the figure skipped. On a GPU each runs
 in a process of its own, so that none finds another's memory; a process that dies costs the figure it was at.
@@ -27,33 +27,26 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
-KINDS = ("base", "vllm", "unsloth")
+KINDS = ("base", "vllm")
 FIGURES = {  # name: for which kinds, what it needs, what it measures; in gpu.md's order
-    "environment": ("base vllm unsloth", "", "versions, and which attention serves"),
+    "environment": ("base vllm", "", "versions, and which attention serves"),
     "exactness": ("base", "", "shared prefixes, plain and TRL's own update give the same numbers"),
     "survival": ("base vllm", "", "share of a small adapter that reaches rollouts, notebook 05 and a merged model"),
     "guard": ("base vllm", "", "planted faults that stop a run, healthy runs that do not"),
     "mismatch": ("base vllm", "", "how far engine and trainer are apart on an on-policy batch"),
-    "head": ("base", "cuda", "the output layer's product at 4B, in float32 and on tensor cores"),
     "decode": ("base vllm", "cuda", "tokens a second at 4B, by rows"),
     "sync": ("vllm", "cuda", "seconds of a sync and of an engine's start, memory after its end"),
     "step": ("base vllm", "cuda", "whole steps of GRPO at 4B"),
     "sft": ("base", "cuda", "SFT and preflight's timed update at 4B"),
     "update": ("base", "cuda", "seconds and memory of an update at 4B, by length"),
-    "edges": ("base", "", "empty completions, time limits, guards and the tests for a GPU"),
-    "processes": ("base", "", "two processes, and what stops them"),
-    "curve": ("base", "", "GRPO of the small agent in float32 and bfloat16; kill and resume"),
-    "unsloth": ("unsloth", "", "two steps with Unsloth against the plain engine"),
 }  # fmt: skip
-LIMITS_S = {"curve": 7200.0}  # curve: on a CPU without bfloat16 instructions
-LIMIT_S = 1200.0
+LIMIT_S = 1200.0  # of a figure
 
 
 def lacking(needs: str, kind: str, rehearse: bool) -> str:
     """Why a figure cannot run here; empty where it can."""
-    for package in ("vllm", "unsloth"):
-        if kind == package and find_spec(package) is None:
-            return f"{package} is not installed"
+    if kind == "vllm" and find_spec("vllm") is None:
+        return "vllm is not installed"
     if needs == "cuda" and not rehearse and not has_cuda():
         return "no CUDA GPU here"
     return ""
@@ -82,9 +75,7 @@ def children(names: list[str], chosen: argparse.Namespace, log: Path) -> Iterato
                 yield line
         if not ended or at != batch[-1]:
             why = (
-                f"killed at the limit of {late:.0f} s for {len(batch)} figures (LIMITS_S)"
-                if late
-                else _last_words(log)
+                f"killed at the limit of {late:.0f} s for {len(batch)} figures" if late else _last_words(log)
             )
             yield {"figure": at, "case": "failed", "error": why, "ok": False}
             names = batch[batch.index(at) + 1 :] + names
@@ -93,7 +84,7 @@ def children(names: list[str], chosen: argparse.Namespace, log: Path) -> Iterato
 def _lines(names: list[str], chosen: argparse.Namespace, log: Path) -> Iterator[dict]:
     options = [f"--{word}" for word in ("quick", "rehearse") if getattr(chosen, word)]
     command = [sys.executable, str(Path(__file__)), chosen.kind, "--child", *names, *options]
-    limit = sum(LIMITS_S.get(name, LIMIT_S) for name in names)
+    limit = LIMIT_S * len(names)
     with log.open("a") as errors:
         child = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
@@ -120,10 +111,6 @@ def _last_words(log: Path) -> str:
 
 def child(chosen: argparse.Namespace) -> None:
     """Run figures in this process."""
-    if chosen.kind == "unsloth":
-        from agentkit.policies.unsloth import import_first
-
-        import_first("unsloth")
     import figures
 
     budget = figures.Budget(chosen.kind, chosen.quick, chosen.rehearse)

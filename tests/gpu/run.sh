@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measure on this machine's GPU what a CPU cannot show: tests/gpu/run.sh base|vllm|unsloth [--wheels DIR] [--out DIR] ...
+# Measure on this machine's GPU what a CPU cannot show: tests/gpu/run.sh base|vllm [--wheels DIR] [--out DIR] ...
 # With --wheels DIR packages come from that folder, without an index and beside the machine's own: on a machine without
 # a network, whose torch may be another than the pinned one. PYTHON names the interpreter. Further options:
 # tests/gpu/run.sh base --help.
