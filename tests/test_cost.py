@@ -122,11 +122,6 @@ def test_rollouts_in_place_of_dead_groups_are_counted(tmp_path):
     assert list(sampled(run.metrics, Recipe.of(run))) == [0, 12, 0, 4]
 
 
-def test_calls_that_are_repeated_make_trajectories_longer():
-    plain, failing = (read_prices(PRICES).rates_of(Recipe(tool_failures=share)) for share in (0.0, 0.5))
-    assert failing.rollout == 2 * plain.rollout and failing.demonstration == plain.demonstration
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
