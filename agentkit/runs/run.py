@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from agentkit.recipe import located, project_root
 from agentkit.records import RunError, Task, Trajectory
-from agentkit.runs.files import MANIFEST, digest, read_json, read_jsonl, write_json
+from agentkit.runs.files import MANIFEST, digest, finite, read_json, read_jsonl, write_json
 from agentkit.runs.fingerprints import STAGES, chosen, file_digests, fingerprint
 from agentkit.runs.schemas import SECTIONS, fault
 from agentkit.runs.topology import CARDS
@@ -172,7 +172,7 @@ class Run:
         One warning says how many rows are left out, and which steps up to ``last`` have none.
         """
         path = self.file("train", "metrics.jsonl")
-        rows = read_jsonl(path)
+        rows = [finite(row) for row in read_jsonl(path)]
         sound = [row for row in rows if not fault("metrics", row) and str(row.get("step")).isdecimal()]
         latest = {row["step"]: row for row in sound}
         lost = sorted(set(range(1, max([last + 1, *latest]))) - latest.keys())
