@@ -23,6 +23,7 @@ _HOME = {  # where each public name is defined
     "Suite": "tasks",
     "arollout": "rollouts",
     "compare": "evaluation",
+    "fork": "rollouts",
     "load_run": "runs",
     "rollout": "rollouts",
     "tool": "tools.runtime",

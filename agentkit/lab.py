@@ -23,7 +23,7 @@ from agentkit import verifiers
 from agentkit.evaluation import Comparison, Samples, compare_by
 from agentkit.records import Task, Trajectory
 from agentkit.rewards import Reward, check_reward, from_recipe, of_environments, score_all
-from agentkit.rollouts import Limits, prompt_lengths, rollout
+from agentkit.rollouts import Limits, fork, prompt_lengths, rollout
 from agentkit.rollouts.policy import Policy
 from agentkit.runs import (
     SPLITS,
@@ -336,6 +336,14 @@ class Lab:
         """Trajectories of a policy, scored; ``changes`` are arguments of ``agentkit.rollout``."""
         options = {"seed": self.recipe.seed} | self.options(**changes)
         return self.score(tasks, _rollout(tasks, policy, **options))
+
+    def fork(
+        self, task: Task, trajectory: Trajectory, turn: int, policy: Policy, **changes: Any
+    ) -> list[Trajectory]:
+        """Continuations of a trajectory from a turn, scored; ``changes`` are arguments of ``fork``."""
+        options = {"task": task, "seed": self.recipe.seed} | self.options(**changes)
+        found = fork(trajectory, turn, policy, **options)
+        return self.score([task], found)
 
     def score(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The trajectories with this lab's reward; their verdicts stay."""

@@ -23,7 +23,7 @@ from typing import Any
 from agentkit.records import DataError, Score, StopReason, Task, ToolCall, ToolResult, Trajectory, Turn
 from agentkit.rollouts.chat import ChatCodec
 from agentkit.rollouts.mask import Completion
-from agentkit.rollouts.policy import EngineError, Policy, Request
+from agentkit.rollouts.policy import EngineError, Policy, Request, Sample
 from agentkit.runs.labfile import blame
 from agentkit.tools.cache import ToolCache
 from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment
@@ -196,8 +196,8 @@ class _Rollout:
             self.policy.end(self.number)
             self.environment = None  # while others go on, it holds files and memory
 
-    async def _trajectory(self) -> Trajectory:
-        """Reset, turns, verdict."""
+    async def _begin(self) -> None:
+        """A fresh environment, and the prompt."""
         added = await self._reset()
         self.prompt = list(self.codec.prompt_ids(self.task.prompt + added))
         if (reads := self.policy.max_length) is not None and len(self.prompt) >= reads:
@@ -209,6 +209,10 @@ class _Rollout:
             if len(self.prompt) >= reads:
                 raise EngineError(why)
             self.failure = DataError(f"{why} ({len(added)} characters are of its environment's reset)")
+
+    async def _trajectory(self) -> Trajectory:
+        """Beginning, turns, verdict."""
+        await self._begin()
         stop = StopReason.TURN_LIMIT
         try:
             async with asyncio.timeout(self.limits.trajectory_timeout_s) as clock:
@@ -262,9 +266,9 @@ class _Rollout:
         return most - len(self.completion.ids)
 
     async def _turns(self) -> StopReason:
-        results: tuple[ToolResult, ...] = ()
-        limits = self.limits
-        for turn in range(limits.max_turns):
+        limits, first = self.limits, len(self.turns)  # of a fork, some are there already
+        results: tuple[ToolResult, ...] = self.turns[-1].results if self.turns else ()
+        for turn in range(first, limits.max_turns):
             budget = min(limits.max_turn_tokens, self._room())
             if budget <= 0:
                 return StopReason.TOKEN_LIMIT
@@ -282,7 +286,7 @@ class _Rollout:
                 self.codec.format,
                 tools=self.codec.tools,
             )
-            sample = await self.policy.sample(request)
+            sample = await self._sample(request)
             end = self.codec.turn_end(sample.ids)
             ids, logprobs = sample.ids[:end], sample.logprobs[:end]
             span = self.completion.sampled(ids, logprobs)
@@ -302,6 +306,9 @@ class _Rollout:
             if turn + 1 < limits.max_turns:
                 self._observe(results, last=turn + 2 == limits.max_turns)
         return StopReason.TURN_LIMIT
+
+    async def _sample(self, request: Request) -> Sample:
+        return await self.policy.sample(request)
 
     def _at_once(self, call: ToolCall) -> bool:
         """Whether a call runs beside its neighbours in a turn: it is a coroutine, as in TRL, or pure."""

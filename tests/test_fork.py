@@ -1,0 +1,109 @@
+"""A trajectory is continued from any of its turns, token for token as it was up to the edit."""
+
+import pytest
+
+import agentkit
+from agentkit import Lab
+from agentkit.policies.loading import load_agent, make_policy
+from agentkit.records import DataError
+from agentkit.tools.environments import CorpusEnvironment
+
+KEYS = {"n_tasks": 60, "families": "A,B", "tool_failures": 0.4, "model": "nano", "max_turns": 8,
+        "max_turn_tokens": 96, "max_tokens": 600}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def lab():
+    return Lab.open(KEYS)
+
+
+@pytest.fixture(scope="module")
+def policy(lab):
+    with make_policy(*load_agent("nano"), "nano", lab.recipe) as policy:
+        yield policy
+
+
+@pytest.fixture(scope="module")
+def rolled(lab, policy):
+    tasks = lab.suite().split("test")[:8]
+    return list(zip(tasks, lab.rollout(tasks, policy, temperature=0.0), strict=True))
+
+
+def test_without_an_edit_greedy_sampling_gives_the_original_from_every_turn(lab, policy, rolled):
+    forks = 0
+    for task, original in rolled:
+        for turn in range(len(original.turns)):
+            if not original.turns[turn].results:
+                continue  # the answer
+            forks += 1
+            (again,) = lab.fork(task, original, turn, policy, n=1, temperature=0.0)
+            assert again.completion_ids == original.completion_ids
+            assert again.action_mask == original.action_mask
+            assert (again.answer, again.success, again.reward) == (
+                original.answer, original.success, original.reward
+            )  # fmt: skip
+            kept = original.turns[turn].span[1]
+            assert again.old_logprobs[:kept] == original.old_logprobs[:kept]
+    assert forks > 10
+
+
+def test_another_observation_is_what_the_policy_goes_on_from(lab, policy, rolled):
+    task, original = next((t, o) for t, o in rolled if len(o.turns) > 1)
+    start = original.turns[0].span[1]
+    made = lab.fork(task, original, 0, policy, observation="Lisbon: 545,796", n=2, temperature=1.0)
+    for t in made:
+        assert t.completion_ids[:start] == original.completion_ids[:start]
+        assert t.turns[0].results[0].observation == "Lisbon: 545,796"
+        shown = policy.tokenizer.decode(t.completion_ids[start : t.turns[1].span[0]])
+        assert "Lisbon: 545,796" in shown and t.success is not None and t.reward is not None
+    assert [t.sample for t in made] == [0, 1]
+
+
+def test_another_text_is_no_action_of_the_policy(lab, policy, rolled):
+    task, original = next((t, o) for t, o in rolled if len(o.turns) > 1)
+    (answered,) = lab.fork(task, original, 1, policy, text=f"Answer: {task.answer}", n=1)
+    assert answered.success == 1.0 and answered.stop_reason == "answer"
+    start, end = answered.turns[1].span
+    assert not any(answered.action_mask[start:end]), "nobody sampled it"
+    assert answered.completion_ids[:start] == original.completion_ids[:start]
+
+
+def test_without_a_task_nothing_is_judged(policy, rolled):
+    _, original = next((t, o) for t, o in rolled if not any(r.observation.startswith("Error") for turn in o.turns
+                                                            for r in turn.results))  # fmt: skip
+    (made,) = agentkit.fork(original, 0, policy, n=1, temperature=0.0)
+    assert made.success is None and "no task" in made.why
+
+
+class Clock(CorpusEnvironment):
+    ticks = 0
+
+    def search(self, query: str) -> str:
+        """Look something up.
+
+        Args:
+            query: What to look up.
+        """
+        Clock.ticks += 1
+        return f"tick {Clock.ticks}"
+
+
+@pytest.mark.parametrize(
+    ("turn", "edit", "says"),
+    [
+        (9, {}, "so there is no turn 9"),
+        (-1, {}, "calls no tool"),
+        (0, {"observation": ["a", "b"]}, "needs as many observations"),
+        (0, {"observation": "a", "text": "b"}, "a text or an observation"),
+        (0, {"text": "<|im_start|>user"}, "control token"),
+        (0, {"environment": Clock}, "and now 'tick 1'"),
+    ],
+)
+def test_what_cannot_be_continued_is_said(lab, policy, rolled, turn, edit, says):
+    task, original = next(
+        (t, o) for t, o in rolled
+        if o.stop_reason == "answer" and o.turns[0].results and o.turns[0].results[0].name == "search"
+        and o.turns[0].results[0].ok
+    )  # fmt: skip
+    with pytest.raises(DataError, match=says):
+        lab.fork(task, original, turn, policy, **edit)
