@@ -6,6 +6,7 @@ training load torch.
 """
 
 import importlib
+import sys
 
 __version__ = "0.1.0"
 _HOME = {  # where each public name is defined
@@ -26,6 +27,7 @@ _HOME = {  # where each public name is defined
     "fork": "rollouts",
     "load_run": "runs",
     "rollout": "rollouts",
+    "show": "views.show",
     "tool": "tools.runtime",
     "verify": "verifiers",
 }
@@ -35,6 +37,16 @@ _ROOMS = (
     *("verifiers", "views"),
 )
 __all__ = [*_HOME, "evaluation", "sandbox", "verifiers"]
+
+
+def _as_html(trajectory: object) -> str:
+    return importlib.import_module("agentkit.views.show").as_html(trajectory)
+
+
+if "IPython" in sys.modules and (_shell := sys.modules["IPython"].get_ipython()):  # how notebooks show one
+    _shell.display_formatter.formatters["text/html"].for_type_by_name(
+        "agentkit.records", "Trajectory", _as_html
+    )
 
 
 def __getattr__(name: str) -> object:

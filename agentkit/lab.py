@@ -332,6 +332,21 @@ class Lab:
             "tool_cache": ToolCache(user_cache("tools.sqlite")),
         } | changes
 
+    def policy(self, run: Run | None = None, name: str = "base") -> Policy:
+        """A policy of a run, "base", "sft", "grpo" or a control; without a run the model as it is.
+
+        Close it, or use it in a ``with``. Raises RunError where the run has no such policy.
+        """
+        from agentkit.policies.loading import agent_of, check_agents, load_agent, make_policy  # load torch
+
+        recipe = self.recipe
+        if run is None:
+            return make_policy(
+                *load_agent(recipe.model, precision=recipe.precision, chat=recipe.chat), name, recipe
+            )
+        check_agents(run, recipe, [name])
+        return make_policy(*agent_of(run, recipe, name), name, recipe)
+
     def rollout(self, tasks: Sequence[Task], policy: Policy, **changes: Any) -> list[Trajectory]:
         """Trajectories of a policy, scored; ``changes`` are arguments of ``agentkit.rollout``."""
         options = {"seed": self.recipe.seed} | self.options(**changes)

@@ -78,6 +78,7 @@ async def arollout(
     tool_failures: float = 0.0,
     step: int | None = None,
     progress: str | None = None,
+    on_turn: Callable[[Turn], Any] | None = None,
 ) -> list[Trajectory]:
     """Roll out ``group_size`` trajectories a task, group by group in the order of ``tasks``.
 
@@ -94,6 +95,7 @@ async def arollout(
         tool_failures: chance that a call is answered with an error, and works when it is repeated.
         step: recorded in the trajectories; without it DataError is raised where no environment can be reset.
         progress: label of a progress bar; None shows none.
+        on_turn: called with each turn as it ends, its tool replies included: for watching.
 
     Returns:
         P * G trajectories, each with a stop_reason, an answer where there is one, the verifier's verdict, and
@@ -101,7 +103,13 @@ async def arollout(
     """
     families = _families(tasks, environment, policy.tokenizer, system_prompt)
     make = partial(
-        _Rollout, policy=policy, seed=seed, temperature=temperature, limits=limits, cache=tool_cache
+        _Rollout,
+        policy=policy,
+        seed=seed,
+        temperature=temperature,
+        limits=limits,
+        cache=tool_cache,
+        on_turn=on_turn,
     )
     rollouts = [
         make(task, index, *families[task.family], outages=Outages(tool_failures, f"{seed} {task.id}"))
@@ -178,6 +186,7 @@ class _Rollout:
     limits: Limits
     cache: ToolCache | None
     outages: Outages
+    on_turn: Callable[[Turn], Any] | None = None
     prompt: list[int] = field(default_factory=list)
     completion: Completion = field(default_factory=Completion)
     turns: list[Turn] = field(default_factory=list)
@@ -293,19 +302,26 @@ class _Rollout:
             text, seconds = self.codec.decode(ids), time.perf_counter() - start
             self.turns.append(Turn(text, span, seconds=seconds))
             if end is None:
+                self._tell()
                 return (
                     StopReason.TRUNCATED_TURN if budget == limits.max_turn_tokens else StopReason.TOKEN_LIMIT
                 )
             parsed = self.codec.parse(ids, request.ids)
             if not parsed.calls and not parsed.errors:
                 self.answer, self.unread = answer_of(self.task, parsed.text)
+                self._tell()
                 return StopReason.ANSWER
             runs = [await self._answered(*run) for run in groupby(parsed.calls, self._at_once)]
             results = (*chain(*runs), *map(malformed, parsed.errors))
             self.turns[-1] = replace(self.turns[-1], results=results)
+            self._tell()
             if turn + 1 < limits.max_turns:
                 self._observe(results, last=turn + 2 == limits.max_turns)
         return StopReason.TURN_LIMIT
+
+    def _tell(self) -> None:
+        if self.on_turn:
+            self.on_turn(self.turns[-1])
 
     async def _sample(self, request: Request) -> Sample:
         return await self.policy.sample(request)
