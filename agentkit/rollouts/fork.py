@@ -62,7 +62,7 @@ def fork(
     if text is None and replies is not None and len(replies) != calls:
         raise DataError(f"turn {turn} makes {calls} calls, so it needs as many observations")
     judged = task or Task(trajectory.task_id, "", "")
-    codec, make = _families([judged], environment, policy.tokenizer, (system_prompt, None))[judged.family]
+    codec, make = _families([judged], environment, policy.tokenizer, system_prompt)[judged.family]
     one = partial(
         _Fork, judged, codec=codec, factory=make, policy=policy, seed=seed, temperature=temperature,
         limits=limits, cache=None, source=trajectory, at=turn, replies=replies, text=text,
