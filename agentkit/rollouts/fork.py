@@ -7,12 +7,12 @@ the same calls; where a reply differs from the stored one it says so. Leaves out
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from agentkit.records import DataError, Task, ToolCall, ToolResult, Trajectory
 from agentkit.rollouts.chat import parse_turn, turn_ids
 from agentkit.rollouts.loop import Factory, Limits, _families, _gathered, _Rollout
 from agentkit.rollouts.policy import Policy, Request, Sample
+from agentkit.tools.cache import ToolCache
 from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment
 from agentkit.tools.outages import Outages
 from agentkit.tools.runtime import run_blocking
@@ -35,7 +35,7 @@ def fork(
     limits: Limits = Limits(),  # noqa: B008 - frozen
     system_prompt: str = SYSTEM_PROMPT,
     tool_failures: float = 0.0,
-    **unused: Any,
+    tool_cache: ToolCache | None = None,
 ) -> list[Trajectory]:
     """``n`` continuations of a trajectory behind its turn number ``turn``, counted from 0.
 
@@ -50,6 +50,22 @@ def fork(
     Raises:
         DataError: there is no such turn, nothing follows it, or the calls before it get other replies now.
     """
+    turn, replies = _checked(trajectory, turn, observation, text)
+    judged = task or Task(trajectory.task_id, "", "")
+    codec, make = _families([judged], environment, policy.tokenizer, system_prompt)[judged.family]
+    one = partial(
+        _Fork, judged, codec=codec, factory=make, policy=policy, seed=seed, temperature=temperature,
+        limits=limits, cache=tool_cache, source=trajectory, at=turn, replies=replies, text=text,
+    )  # fmt: skip
+    outages = partial(Outages, tool_failures, f"{trajectory.seed} {trajectory.task_id}")
+    found = run_blocking(_gathered([one(i, outages=outages()) for i in range(n)], policy, None))
+    return found if task else [replace(t, success=None, why=UNJUDGED) for t in found]
+
+
+def _checked(
+    trajectory: Trajectory, turn: int, observation: str | Sequence[str] | None, text: str | None
+) -> tuple[int, Sequence[str] | None]:
+    """The turn's number from the front, and a reply for each of its calls."""
     if text is not None and observation is not None:
         raise DataError("give a text or an observation: a text has its own calls made")
     if not -len(trajectory.turns) <= turn < len(trajectory.turns):
@@ -61,15 +77,7 @@ def fork(
         raise DataError(f"turn {turn} calls no tool, so nothing follows it: give another text")
     if text is None and replies is not None and len(replies) != calls:
         raise DataError(f"turn {turn} makes {calls} calls, so it needs as many observations")
-    judged = task or Task(trajectory.task_id, "", "")
-    codec, make = _families([judged], environment, policy.tokenizer, system_prompt)[judged.family]
-    one = partial(
-        _Fork, judged, codec=codec, factory=make, policy=policy, seed=seed, temperature=temperature,
-        limits=limits, cache=None, source=trajectory, at=turn, replies=replies, text=text,
-    )  # fmt: skip
-    outages = partial(Outages, tool_failures, f"{trajectory.seed} {trajectory.task_id}")
-    found = run_blocking(_gathered([one(i, outages=outages()) for i in range(n)], policy, None))
-    return found if task else [replace(t, success=None, why=UNJUDGED) for t in found]
+    return turn, replies
 
 
 @dataclass(slots=True)

@@ -103,14 +103,9 @@ async def arollout(
     """
     families = _families(tasks, environment, policy.tokenizer, system_prompt)
     make = partial(
-        _Rollout,
-        policy=policy,
-        seed=seed,
-        temperature=temperature,
-        limits=limits,
-        cache=tool_cache,
+        _Rollout, policy=policy, seed=seed, temperature=temperature, limits=limits, cache=tool_cache,
         on_turn=on_turn,
-    )
+    )  # fmt: skip
     rollouts = [
         make(task, index, *families[task.family], outages=Outages(tool_failures, f"{seed} {task.id}"))
         for task in tasks
