@@ -337,14 +337,13 @@ class Lab:
 
         Close it, or use it in a ``with``. Raises RunError where the run has no such policy.
         """
-        from agentkit.policies.loading import agent_of, check_agents, load_agent, make_policy  # load torch
+        from agentkit.policies.loading import agent_of, load_agent, make_policy  # load torch
 
         recipe = self.recipe
         if run is None:
             return make_policy(
                 *load_agent(recipe.model, precision=recipe.precision, chat=recipe.chat), name, recipe
             )
-        check_agents(run, recipe, [name])
         return make_policy(*agent_of(run, recipe, name), name, recipe)
 
     def rollout(self, tasks: Sequence[Task], policy: Policy, **changes: Any) -> list[Trajectory]:
