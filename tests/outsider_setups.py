@@ -122,11 +122,6 @@ def without_plans(tasks: list[Task]) -> list[Task]:
     return [replace(task, meta={}) for task in tasks]
 
 
-def half_unpriced(tasks: list[Task]) -> list[Task]:
-    """The gold answer of every second task is what the export writes for a missing value."""
-    return [replace(task, answer="n/a", meta={}) if n % 2 else task for n, task in enumerate(tasks)]
-
-
 def half_annotated(tasks: list[Task]) -> list[Task]:
     """A column that only some rows have."""
     return [
@@ -180,8 +175,6 @@ PLANTED = {
     "a reward reads a column that half the rows lack": Setup(
         edits=((_REWARDS, 'rewards = {"short": (lambda task, t: float(len(t.turns) <= task.meta["shortest"]), 0.2)}'),),
         rows=half_annotated, cause="short"),
-    "a verifier that fails on some golds": Setup(
-        edits=((_JUDGED, "    return float(float(answer) == float(gold))"),), rows=half_unpriced, cause="verifier"),
 }  # fmt: skip
 SOUND = {
     "the desk": Setup(),
@@ -190,7 +183,6 @@ SOUND = {
         ("    return replace(task, ", '    said, value = task.meta["plan"][0]["arguments"]["query"], task.meta["plan"][0]["expect"]\n    return replace(task, prompt=f"The {said} is {value}. What is the {said}?", answer=value, meta={"plan": [], "entities": task.meta["entities"]}, tools=(), '))),
     "a reward from -1 to 0": Setup({"reward": "none"}, (
         (_REWARDS, 'rewards = {"wrong": (lambda task, t: None if t.success is None else t.success - 1, 1.0), "turns": (lambda task, t: -len(t.turns) / 100, 1.0)}'),)),
-    "groups of two": Setup({"group_size": 2, "prompts_per_step": 6, "steps": 400}),
     "a shaped reward": Setup({"reward": {"correctness": 1, "format": 0.1, "efficiency": 1, "process": 0.3, "overlong": 0.1}}),
     "a slow tool within its limit": Setup(
         {"tool_timeout_s": 5.0}, ((_SEARCH, "        time.sleep(0.2)\n" + _SEARCH),), kept),

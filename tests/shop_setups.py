@@ -47,12 +47,6 @@ def renamed(tasks: list[Task]) -> list[Task]:
     return [replace(t, meta=t.meta | {"plan": plan}) for t, plan in zip(tasks, plans, strict=True)]
 
 
-def one_row(tasks: list[Task]) -> list[Task]:
-    """A join that repeats its first rows."""
-    train = [t for t in tasks if t.split == "train"]
-    return [*(train[i % 3] for i in range(len(train))), *(t for t in tasks if t.split != "train")]
-
-
 PLANTED = {
     "an item that another trajectory has asked for": shop(
         (), (_SEARCH, _SEARCH + "\n        item, Shop.last = (Shop.last or item), item"),
@@ -76,12 +70,10 @@ PLANTED = {
         (_ANSWER, '        answer="yes",'), (_PLANNED, ""),
         ('meta={"plan": plan', 'meta={"answer_if": {"true": "yes", "false": "no"}, "plan": [*plan, {"tool": "calculator", "arguments": {"expression": "{0} > {1}"}}]'),
         cause="answer"),
-    "a join that repeats its first rows": shop(rows=one_row, cause="task|question"),
     "tools that hardly ever answer": shop({"tool_failures": 0.9}, cause="tool_failures"),
 }  # fmt: skip
 
 SOUND = {
-    "all rewards below zero": shop({"reward": "none"}, rewarded('"loss": (lambda task, t: 3 * t.success - 103, 1.0)')),
     "a price a turn": shop({"reward": "none"}, rewarded('"right": (lambda task, t: t.success, 1.0), "turns": (lambda task, t: -0.1 * len(t.turns), 1.0)')),
     "the calls of a plan alone": shop({"reward": "toolrl"}, (_REWARDS, "rewards = {}")),
     "one tool": shop(
@@ -96,10 +88,6 @@ SOUND = {
         (), (_SIGNS, '[("more than", ">")]'), (_PROMPT, '        prompt=f"Is the price of {first} more than the price of {second}?",'),
         (_ANSWER, '        answer="yes" if PRICES[first] > PRICES[second] else "no",'), (_PLANNED, ""),
         ('meta={"plan": plan', 'meta={"answer_if": {"true": "yes", "false": "no"}, "plan": [*plan, {"tool": "calculator", "arguments": {"expression": "{0} > {1}"}}]')),
-    "a choice of two that the question names": shop(
-        (), (_SIGNS, '[("or", ">")]'), (_PROMPT, '        prompt=f"Which costs more, {first} or {second}?",'),
-        (_ANSWER, "        answer=max(first, second, key=PRICES.get),"), (_PLANNED, ""),
-        ('meta={"plan": plan', 'meta={"answer_if": {"true": first, "false": second}, "plan": [*plan, {"tool": "calculator", "arguments": {"expression": "{0} > {1}"}}]')),
     "a reward of thousandths": shop({"reward": "none"}, rewarded('"right": (lambda task, t: t.success / 1000, 1.0)')),
     "a verifier that reads the calls and the answer": shop(
         (), judged('    searched = sum(r.name == "search" for t in trajectory.turns for r in t.results)\n    return float(answer.strip() == gold and searched > 0)')),

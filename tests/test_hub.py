@@ -137,16 +137,6 @@ def test_the_calls_of_tests_written_as_source_become_tests_with_values(tmp_path)
             load_one("mbpp", row | {"code": code}, tmp_path)
 
 
-def test_programs_of_leetcode_have_the_builtin_pow(tmp_path):
-    tests = json.dumps({"inputs": [[2, 5]], "outputs": [[4]], "fn_name": "f"})
-    row = AGENTRL[4] | {"reward_model": {"ground_truth": tests}}
-    task = load_one("open_agentrl", row, tmp_path)
-    assert verify(task, "def f(a, n): return pow(a, n, 7)").value == 1.0
-    texts = json.dumps({"inputs": ["3"], "outputs": ["[5]"], "fn_name": "f"})  # JSON a line is not wrapped
-    task = load_one("open_agentrl", row | {"reward_model": {"ground_truth": texts}}, tmp_path)
-    assert verify(task, "def f(n): return [n + 2]").value == 1.0
-
-
 def test_the_five_sources_of_open_agentrl(tmp_path):
     tasks = hub.load("open_agentrl", write(tmp_path / "train.jsonl", *AGENTRL))[0]
     right = ["0.5", "1+x^2", "(1,2)", "b", "print(2 * int(input()))", "def add(a, b): return a + b",

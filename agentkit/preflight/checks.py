@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from agentkit.evaluation.statistics import detectable_mean, success_interval
 from agentkit.preflight.report import EVIDENCE, Item, ids
@@ -159,16 +160,14 @@ def silence(groups: Groups) -> Item:
 
     A policy that is paid for saying nothing falls silent within a few steps.
     """
-    name, gaps = "What silence earns", []
-    silent = [t for t in members(groups) if t.reward is not None and t.answer is None]
-    for group in groups:
-        paid = [(t.answer is None, t.reward) for t in group.trajectories if t.reward is not None]
-        without, spoken = ([reward for is_silent, reward in paid if is_silent is k] for k in (True, False))
-        if without and spoken:
-            gaps.append(float(np.mean(spoken) - np.mean(without)))
+    name, paid = "What silence earns", [t for t in members(groups) if t.reward is not None]
+    silent = [t for t in paid if t.answer is None]
+    rows = [(t.task_id, t.answer is None, t.reward) for t in paid]
+    means = pd.DataFrame(rows, columns=["task", "silent", "reward"]).pivot_table("reward", "task", "silent")
+    gaps = (means[False] - means[True]).dropna() if {False, True} <= set(means) else []
     if len(gaps) < LEAST_SILENT:
         return Item(name, "green", f"{len(silent)} of {len(members(groups))} trajectories give no answer.")
-    mean, error = float(np.mean(gaps)), float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps))
+    mean, error = float(gaps.mean()), float(gaps.std()) / math.sqrt(len(gaps))
     finding = f"With an answer a trajectory earns {mean:+.3g} against those of its group without one."
     values = {"gap": mean, "error": error}
     if mean > 0:

@@ -152,19 +152,18 @@ def _gains(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> tuple[dic
     And "chance": four standard errors of what scoring the same trajectories again changes. A component that
     scores no wrong answer gives nothing for it.
     """
-    names, rows = (*reward, "reward"), {}
+    names, rows = [*reward, "reward"], []
     for task, trajectory in gold:
-        scored = {name: score(task, variant, reward) for name, variant in variants(trajectory)}
-        scored |= {f"again {number}": score(task, trajectory, reward) for number in range(AGAIN)}
-        earned = {name: t.components | {"reward": t.reward} for name, t in scored.items()}
-        base = earned["gold"]
-        for name, own in earned.items():
-            more = {n: (own.get(n) or 0.0) - base[n] for n in names if base.get(n) is not None}
-            rows.setdefault(name, []).append(more)
-    found = {v: {n: float(np.mean([m.get(n, 0.0) for m in ms])) for n in names} for v, ms in rows.items()}
-    again = [more for number in range(AGAIN) for more in rows[f"again {number}"]]
-    errors = {n: math.sqrt(np.mean([m.get(n, 0.0) ** 2 for m in again]) / len(gold)) for n in names}
-    return found, {n: max(4 * error, EQUAL) for n, error in errors.items()}
+        again = [(f"again {number}", trajectory) for number in range(AGAIN)]
+        scored = [(name, score(task, own, reward)) for name, own in (*variants(trajectory), *again)]
+        earned = [(name, t.components | {"reward": t.reward}) for name, t in scored]
+        base = {n: value for n, value in earned[0][1].items() if n in names and value is not None}
+        rows += [(name, {n: (own.get(n) or 0.0) - base[n] for n in base}) for name, own in earned]
+    more = pd.DataFrame(
+        [own for _, own in rows], index=[name for name, _ in rows], columns=names, dtype=float
+    ).fillna(0.0)
+    errors = np.sqrt((more[more.index.str.startswith("again ")] ** 2).mean() / len(gold))
+    return more.groupby(level=0).mean().to_dict("index"), (4 * errors).clip(EQUAL).to_dict()
 
 
 # ---- components
