@@ -206,7 +206,7 @@ def _alive(name: str, weight: float, groups: Groups, probed: Probed) -> tuple[st
     if share >= DOMINANT and not alike.loc["success", "reward"] ** 2 >= BESIDES:
         decides = f"{name} decides the advantages, and being right hardly does"
         return "amber", f"{decides}: bound it, or of a sum lower its weight ({weight:g})."
-    return "green", f"It explains {share:.0%} of the reward's variance within groups."
+    return "green", ""
 
 
 def _constant(
