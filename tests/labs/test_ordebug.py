@@ -14,7 +14,7 @@ from opened import lab_file, opened, take_two_steps
 from says import Says
 from widget_cases import trajectory as stored
 
-from agentkit import Task, ToolCall, rewards, verify
+from agentkit import Task, ToolCall, rewards
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import examine
 from agentkit.records import ToolResult, Turn
@@ -110,26 +110,6 @@ def test_nobody_waits_for_a_solver_that_does_not_end(monkeypatch):
     assert time.perf_counter() - start < 30
     monkeypatch.setattr(linear, "LIMIT_S", 20.0)
     assert json.loads(linear.conflict_in(BROKEN, (("c4", None),))) == []
-
-
-def test_without_a_verdict_of_the_solver_nothing_is_scored(monkeypatch, lab, tokenizer):
-    answered = submitted(lab, tokenizer)
-    monkeypatch.setattr(linear, "LIMIT_S", 0.5)
-    task = Task("t", f"Repair this program.\n{HARD}", "1", {"kind": "repair"}, "ordebug")
-    turns = [format_call("get_iis", {}, "hermes"), format_call("submit", {}, "hermes"), "Answer: 1"]
-    (tried,) = lab.rollout([task], Says(tokenizer, *turns))
-    said = [result.observation for turn in tried.turns for result in turn.results]
-    assert all("did not decide" in text for text in said) and tried.success == 0.0
-    assert tried.why == "nothing was submitted"
-    score = verify(task, answered)
-    assert score.value is None and "did not decide" in score.why
-
-
-def submitted(lab, tokenizer):
-    """A trajectory whose submission was answered, on an easy program."""
-    easy = Task("t", f"Repair.\n{BROKEN}", "37", {"kind": "repair"}, "ordebug")
-    (tried,) = lab.rollout([easy], Says(tokenizer, format_call("submit", {}, "hermes"), "Answer: 1"))
-    return tried
 
 
 # ---- the environment
