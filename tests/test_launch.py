@@ -51,7 +51,7 @@ def slow(task, trajectory):
     here = Path(__file__).parent
     with contextlib.suppress(FileNotFoundError):  # one of the two processes sleeps
         (here / "slow").rename(here / "asleep")
-        time.sleep(65)
+        time.sleep(35)
     return evenness(task, trajectory)
 
 rewards = {"slow": (slow, 1.0)}
@@ -210,8 +210,8 @@ def interruptible():
 
 
 @pytest.mark.slow
-def test_ctrl_c_waits_for_a_step_of_more_than_a_minute_and_its_checkpoint(folder, interruptible):
-    """torchrun would wait 30 seconds, and a launch once waited 60."""
+def test_ctrl_c_waits_for_a_long_step_and_its_checkpoint(folder, interruptible):
+    """torchrun would wait 30 seconds."""
     run, lab = prepared(folder, "slow-step", steps=60, save_every=0, val_every=60)
     (folder / "tiny.py").write_text(LAB + SLOW)
 
@@ -228,7 +228,7 @@ def test_ctrl_c_waits_for_a_step_of_more_than_a_minute_and_its_checkpoint(folder
     with pytest.raises(KeyboardInterrupt, match="run this again to go on"):
         Work(lab, run).train(slow_down)
     rows = read_jsonl(run.file("train", "metrics.jsonl"))
-    assert rows[-1]["rollout_seconds"] > 60, "the step that was interrupted is the last"
+    assert rows[-1]["rollout_seconds"] > 34, "the step that was interrupted is the last"
     kept = [path.name for path in run.file("train", "checkpoints").glob("checkpoint-*")]
     assert kept == [f"checkpoint-{rows[-1]['step']}"] and not _workers(run)
 
