@@ -1,25 +1,15 @@
 """The views in a real headless Chromium, offline: as files opened from disk, in a frame as a notebook holds
 them, and live. What is not slow has one test a view, one of frames, one of hostile text and one of live views.
-
-Measured figures are printed (pytest -s) and only generous bounds are asserted, since the machine may be busy.
 """
 
 import json
-import os
-import random
 import re
-import subprocess
-import sys
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import nbformat
-import plotly.graph_objects as go
 import pytest
 from hostile.widget_texts import CHARACTERS, SCRIPTS
-from nbformat.v4 import new_code_cell, new_notebook, new_output
 from playwright.sync_api import expect
 from widget_cases import TASKS, call, group, read_notes, trajectory, widget
 
@@ -53,30 +43,6 @@ def opened(browser, file, fragment="", **options):
     yield page, errors
     assert [e for e in errors if not e.startswith(("blob:", "about:"))] == []
     context.close()
-
-
-@pytest.mark.slow
-def test_an_executed_notebook_as_html_shows_its_figures_without_network(browser, tmp_path):
-    figures = [go.Figure(go.Bar(x=["a", "b"], y=[n, 2])) for n in range(2)]
-    data = [{"application/vnd.plotly.v1+json": figure.to_plotly_json()} for figure in figures]
-    cells = [new_code_cell("figure", outputs=[new_output("display_data", one)]) for one in data]
-    nbformat.write(new_notebook(cells=cells), tmp_path / "a.ipynb")
-    environment = os.environ | {"JUPYTER_CONFIG_PATH": str(Path(__file__).parents[1] / ".ci")}
-    words = [sys.executable, "-m", "nbconvert", "--to", "html", str(tmp_path / "a.ipynb")]
-    subprocess.run(words, env=environment, check=True, capture_output=True)
-    assert (tmp_path / "a.ipynb").stat().st_size < 100_000 and 4e6 < (
-        tmp_path / "a.html"
-    ).stat().st_size < 8e6, "the library, once"
-    for script in (
-        "",
-        "window.define = () => {}; define.amd = {}",
-    ):  # as require.js says where there is network
-        context = browser.new_context(offline=True)
-        context.add_init_script(script)
-        page = context.new_page()
-        page.goto((tmp_path / "a.html").as_uri())
-        expect(page.locator(".js-plotly-plot .main-svg .bars .point")).to_have_count(4)
-        context.close()
 
 
 @pytest.fixture
@@ -120,18 +86,13 @@ def test_what_a_task_shows(browser, saved):
         wait_for_text(page.get_by_label("sft, turn 2"), "ended: answer")
         page.get_by_label("next task").click()
         wait_for_text(page.locator(".prompt"), TASKS[1].prompt)
-        assert page.locator(".chips .differs").all_inner_texts() == [
-            "reward 0.98",
-            "correct 1",
-            "reward 0",
-            "correct 0",
-        ]
+        differ = page.locator(".chips .differs").all_inner_texts()
+        assert differ == ["reward 0.98", "correct 1", "reward 0", "correct 0"]
         assert "format not scored" in sft.inner_text()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["saved", "framed"])
-def test_states_are_drawn_and_none_of_them_acts(browser, request, place):
+def test_states_are_drawn_and_none_of_them_acts(browser, framed):
     class Shop:
         @classmethod
         def render(cls, task, trajectory, turn):
@@ -140,8 +101,8 @@ def test_states_are_drawn_and_none_of_them_acts(browser, request, place):
 
     shown = trajectory("t0", 1.0, turns=(call("peru"), call("lima"), Turn("33", (0, 1))))
     view = compare_trajectories(TASKS, {"sft": [shown]}, environments={"A": Shop})
-    with opened(browser, request.getfixturevalue(place)(view)) as (page, _):
-        where = page.frame_locator("iframe") if place == "framed" else page
+    with opened(browser, framed(view)) as (page, _):
+        where = page.frame_locator("iframe")
         wait_for_text(where.locator("output").first, "task 1 of 1")
         state = where.get_by_label("state after this turn")
         assert state.count() == 3 and state.locator("tr").count() == 4
@@ -180,19 +141,6 @@ def test_filters(browser, saved):
 
 
 # ---- links and notes
-@pytest.mark.slow
-def test_a_link_opens_its_task_and_the_address_follows(browser, saved):
-    file = saved(widget())
-    with opened(browser, file, "#task=t2") as (page, _):
-        wait_for_text(page.locator(".prompt"), TASKS[2].prompt)
-        page.get_by_label("previous task").click()
-        wait_for_text(page.locator(".prompt"), TASKS[1].prompt)
-        assert page.url.endswith("#task=t1")
-        page.get_by_label("outcome").select_option("2")  # hides t0, which a link brings back
-        page.evaluate("location.hash = '#task=t0'")
-        wait_for_text(page.locator(".prompt"), TASKS[0].prompt)
-        page.evaluate("location.hash = '#task=nothing'")
-        assert page.locator(".prompt").inner_text() == TASKS[0].prompt
 
 
 def write_note(page, where, text):
@@ -210,9 +158,8 @@ def test_a_note_is_found_again_after_a_reload_and_can_be_exported(browser, saved
         page.goto("about:blank")
         page.goto(file.as_uri() + "#task=t1")
         wait_for_text(page.locator(".prompt"), TASKS[1].prompt)
-        expect(page.get_by_label("note on this task")).to_have_value(
-            "odd </script> \x1b \u202e", timeout=20_000
-        )
+        note = page.get_by_label("note on this task")
+        expect(note).to_have_value("odd </script> \x1b \u202e", timeout=20_000)
         page.get_by_label("marks and notes").select_option("with a note")
         wait_for_text(page.locator("output").first, "task 1 of 1")
         other = page.context.new_page()  # two tabs add to the same notes
@@ -227,10 +174,8 @@ def test_a_note_is_found_again_after_a_reload_and_can_be_exported(browser, saved
         run = Run.create(tmp_path / "demo")
         download.value.save_as(run.file("notes.jsonl"))
         assert read_notes(run) == {"t1": "odd </script> \x1b \u202e!", "t2": "second tab"}
-    with opened(browser, saved(widget(run=run), "again.html"), "#task=t1") as (
-        page,
-        _,
-    ):  # the run's notes are on the page
+    file = saved(widget(run=run), "again.html")  # the run's notes are on the page
+    with opened(browser, file, "#task=t1") as (page, _):
         expect(page.get_by_label("note on this task")).to_have_value(re.compile("^odd"), timeout=20_000)
 
 
@@ -252,79 +197,16 @@ def test_in_a_frame_notes_and_links_go_through_the_page(browser, framed):
         assert json.loads(Path(download.value.path()).read_text())["text"] == "from a frame"
 
 
-# ---- size
-def large(n=5000):
-    """n tasks, two policies, two samples of four turns, about 400 characters a turn."""
-    rng = random.Random(0)
-    vocabulary = [
-        "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(2000)
-    ]
-
-    def words(k):
-        return " ".join(rng.choices(vocabulary, k=k))
-
-    def one(task, policy, sample):
-        turns = (*(call(words(4), words(50)) for _ in range(3)), Turn(words(5), (0, 1)))
-        return trajectory(
-            task.id, float(rng.random() < 0.5), sample=sample, policy=policy, turns=turns, answer=words(1)
-        )
-
-    tasks = [Task(f"t{i}", words(12), words(1), family=rng.choice("ABC")) for i in range(n)]
-    return compare_trajectories(
-        tasks, {p: [one(t, p, s) for t in tasks for s in range(2)] for p in ("sft", "grpo")}
-    )
-
-
-@pytest.mark.slow
-def test_5000_tasks_load_and_page_without_lag(browser, saved, framed, monkeypatch):
-    view = large()
-    for name, file in (("file", saved(view)), ("frame", framed(view))):
-        start = time.monotonic()
-        with opened(browser, file) as (page, _):
-            where = page.frame_locator("iframe") if name == "frame" else page
-            where.locator(".columns").wait_for()
-            load = time.monotonic() - start
-            inner = page.frames[-1]
-            milliseconds = inner.evaluate(
-                """async () => {
-                    const prompt = () => document.querySelector(".prompt").textContent;
-                    const times = [];
-                    for (let i = 0; i < 30; i++) {
-                        const [before, start] = [prompt(), performance.now()];
-                        document.querySelector('[aria-label^="next task"]').click();
-                        while (prompt() === before) await new Promise((resolve) => setTimeout(resolve));
-                        document.body.getBoundingClientRect(); // lay it out
-                        times.push(performance.now() - start);
-                    }
-                    return times.sort((a, b) => a - b);
-                }"""
-            )
-            start = time.monotonic()
-            where.get_by_label("search").fill("zzzz not there")
-            wait_for_text(where.locator("output").first, "no task")
-            search = time.monotonic() - start
-            print(f"\n5,000 tasks, {name} of {file.stat().st_size / 1e6:.1f} MB: load {load:.2f} s, paging median "
-                  f"{milliseconds[15]:.0f} ms, worst {milliseconds[-1]:.0f} ms, first search {search:.1f} s")  # fmt: skip
-            assert load < 60 and milliseconds[15] < 4000  # both grow with the tasks where something lags
-
-
 # ---- mask X-ray
 def test_xray_shows_masks_values_and_ids(browser, saved):
     with opened(browser, saved(VIEWS["xray"]())) as (page, _):
         tokens = page.locator(".tokens span")
         tokens.first.wait_for()
         assert tokens.all_inner_texts() == ["#1", "#2", "#3", "#4", "#5"]
-        assert [("on" in (t.get_attribute("class") or "")) for t in tokens.all()] == [
-            True,
-            True,
-            False,
-            True,
-            True,
-        ]
-        assert (
-            "7 tokens: 2 of the prompt, 4 sampled and trained on, 1 not trained on"
-            in page.locator(".task").inner_text()
-        )
+        on = ["on" in (t.get_attribute("class") or "") for t in tokens.all()]
+        assert on == [True, True, False, True, True]
+        said = "7 tokens: 2 of the prompt, 4 sampled and trained on, 1 not trained on"
+        assert said in page.locator(".task").inner_text()
         tokens.nth(1).hover()
         wait_for_text(page.locator(".detail"), "position 3")
         shown = " ".join(page.locator(".detail").inner_text().split())
@@ -353,20 +235,16 @@ def test_xray_shows_masks_values_and_ids(browser, saved):
 # ---- group
 def test_group_tells_the_best_from_the_worst(browser, saved):
     with opened(browser, saved(VIEWS["group"]())) as (page, _):
-        wait_for_text(
-            page.locator(".contrast h3"), "What tells sample 2 (the best) from sample 1 (the worst)"
-        )
-        rows = [
-            row.split("\t") for row in page.get_by_label("differences").locator("tbody tr").all_inner_texts()
-        ]
+        head = page.locator(".contrast h3")
+        wait_for_text(head, "What tells sample 2 (the best) from sample 1 (the worst)")
+        shown = page.get_by_label("differences").locator("tbody tr").all_inner_texts()
+        rows = [row.split("\t") for row in shown]
         assert rows == [
             ["reward", "1", "−0.2"], ["reward component correct", "1", "0"], ["answer", "33", "30"], ["failed calls", "0", "1"],
             ["first different action (turn 2)", 'search {"query": "peru people"}', 'search {"query": "lima"}'],
         ]  # fmt: skip
-        assert (
-            "4 trajectories, 1 right · reward 0.3 on average, standard deviation 0.624"
-            in page.locator(".task").inner_text()
-        )
+        said = "4 trajectories, 1 right · reward 0.3 on average, standard deviation 0.624"
+        assert said in page.locator(".task").inner_text()
         assert page.get_by_label("trajectories", exact=True).locator("tbody tr").count() == 4
         page.get_by_label("trajectories", exact=True).locator("tbody tr").first.click()
         wait_for_text(page.locator(".contrast h3"), "What tells sample 2 (the best) from sample 0")
@@ -399,14 +277,8 @@ def hostile_views(texts):
         short = text[:5000]
         results = (ToolResult(text, {short: text}, text, True), ToolResult("", {}, text, False))
         turns = (Turn(text, (0, 1), results), Turn(text, (1, 3)))
-        fields = {
-            "turns": turns,
-            "answer": text,
-            "why": text,
-            "policy": short,
-            "components": {short: 1.0},
-            "step": 1,
-        }
+        fields = {"turns": turns, "answer": text, "why": text, "policy": short, "step": 1}
+        fields["components"] = {short: 1.0}
         trajectories += [trajectory(short, 0.5 * i, sample=i, reward=0.1 * i, **fields) for i in range(2)]
         tasks.append(Task(short, text, text, family=short, difficulty=short))
     one, whole = texts[0][:5000], "".join(texts)
@@ -415,13 +287,8 @@ def hostile_views(texts):
     part = len(whole) // 60 + 1
     yield "compare", view
     yield "group", group_view(trajectories, tasks)
-    yield (
-        "xray",
-        mask_xray(
-            replace(trajectories[0], **many),
-            lambda ids: "".join(whole[i * part : i * part + part] for i in ids),
-        ),
-    )
+    long = replace(trajectories[0], **many)
+    yield "xray", mask_xray(long, lambda ids: "".join(whole[i * part : i * part + part] for i in ids))
 
 
 def leaf(page, where, kind, n):
@@ -455,10 +322,8 @@ def test_markup_stays_text(browser, saved, framed, kind):
         for _ in leaf(page, page.frame_locator("iframe"), kind, len(texts)):
             assert len(page.frames) == 2
         assert page.locator("#after").inner_text() == "after"
-        assert page.evaluate("[window.hacked, document.querySelectorAll('img, svg, a, form').length]") == [
-            None,
-            0,
-        ]
+        found = page.evaluate("[window.hacked, document.querySelectorAll('img, svg, a, form').length]")
+        assert found == [None, 0]
         assert page.frames[1].evaluate("window.hacked") is None
 
 
@@ -469,22 +334,16 @@ def test_a_frame_reaches_nothing_around_it(browser, framed):
         inner = page.frames[1]
         assert inner.evaluate("try { parent.document.title; 'reached' } catch { 'refused' }") == "refused"
         assert inner.evaluate("try { localStorage.length; 'reached' } catch { 'refused' }") == "refused"
-        assert (
-            inner.evaluate("fetch('https://example.org').then(() => 'reached', () => 'refused')") == "refused"
-        )
-        inner.evaluate(
-            "parent.postMessage({agentkit: {task: '\"><img src=x onerror=hacked=1>', note: 5, key: {}}}, '*')"
-        )
+        fetched = inner.evaluate("fetch('https://example.org').then(() => 'reached', () => 'refused')")
+        assert fetched == "refused"
+        bad = "{task: '\"><img src=x onerror=hacked=1>', note: 5, key: {}}"
+        inner.evaluate(f"parent.postMessage({{agentkit: {bad}}}, '*')")
         page.wait_for_function("location.hash.startsWith('#task=%22')")
-        page.evaluate(
-            "postMessage({agentkit: {ready: true, key: 'x', note: 'forged', task: 'forged'}}, '*')"
-        )  # not the frame
+        forged = "{ready: true, key: 'x', note: 'forged', task: 'forged'}"
+        page.evaluate(f"postMessage({{agentkit: {forged}}}, '*')")  # not the frame
         page.wait_for_timeout(200)
-        assert page.evaluate("[window.hacked, localStorage.length, location.hash.includes('forged')]") == [
-            None,
-            0,
-            False,
-        ]
+        found = page.evaluate("[window.hacked, localStorage.length, location.hash.includes('forged')]")
+        assert found == [None, 0, False]
 
 
 @pytest.mark.slow
@@ -495,72 +354,29 @@ def test_odd_characters_are_spelled_out(browser, saved, kind):
         for _ in leaf(page, page, kind, len(texts)):
             found += page.locator(".ak").evaluate("(root) => root.textContent")
     assert not [c for c in found if ord(c) < 32 and c not in "\n\t"]
-    assert not set(found) & set(
-        "\x7f\x9b\u202e\u202c\u2066\u2067\u200f\u061c\u200b\ufeff\u2060\u00ad\u2028\u2029\ufffd"
+    assert not set(found) & set("\x7f\x9b\u202e\u202c\u2066\u200f\u061c\u200b\ufeff\u00ad\u2028\ufffd")
+    spelled = (
+        "‹U+001B›[31mred",
+        "a‹U+0000›b",
+        "‹U+202E›gnp.exe‹U+202C›",
+        "‹U+D800› ‹U+DFFF›",
+        "‹496 more marks›",
     )
-    if kind != "xray":  # there tokens cut them apart
-        for shown in (
-            "‹U+001B›[31mred",
-            "a‹U+0000›b",
-            "‹U+202E›gnp.exe‹U+202C›",
-            "‹U+D800› ‹U+DFFF›",
-            "a‹U+000D›b\nc",
-            "‹496 more marks›",
-        ):
-            assert shown in found
+    assert kind == "xray" or all(shown in found for shown in spelled), "there tokens cut them apart"
 
 
 # ---- theme, width, empty states
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", VIEWS)
-def test_theme_follows_the_system_or_the_notebook(browser, framed, kind):
-    with opened(browser, framed(VIEWS[kind]())) as (page, _):
+def test_theme_follows_the_system_or_the_notebook(browser, framed):
+    with opened(browser, framed(widget())) as (page, _):
         for theme in ("light", "dark"):
             page.emulate_media(color_scheme=theme)
             page.frame_locator("iframe").locator(f".ak[data-theme={theme}]").wait_for(timeout=20_000)
-    with opened(
-        browser, framed(VIEWS[kind](), '<body data-jp-theme-light="false">'), color_scheme="light"
-    ) as (page, _):
+    file = framed(widget(), '<body data-jp-theme-light="false">')
+    with opened(browser, file, color_scheme="light") as (page, _):
         page.frame_locator("iframe").locator(".ak[data-theme=dark]").wait_for(timeout=20_000)
         page.evaluate("document.body.dataset.jpThemeLight = 'true'")
         page.frame_locator("iframe").locator(".ak[data-theme=light]").wait_for(timeout=20_000)
-
-
-CONTRAST = """() => {
-  const parse = (text) => {
-    const numbers = (text.match(/[\\d.]+/g) ?? []).map(Number);
-    return text.startsWith("color(srgb") ? numbers.map((x, i) => (i < 3 ? 255 * x : x)) : numbers; // of color-mix
-  };
-  const over = ([r, g, b, a = 1], under) => [r, g, b].map((c, i) => c * a + under[i] * (1 - a));
-  const light = (rgb) => rgb.map((c) => c / 255).map((c) => (c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-  const ground = (el) => el ? (() => { const c = parse(getComputedStyle(el).backgroundColor);
-    return c.length && c[3] !== 0 ? over(c, ground(el.parentElement)) : ground(el.parentElement); })() : [255, 255, 255];
-  const found = [];
-  for (const el of document.querySelectorAll(".ak *")) {
-    const own = [...el.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
-    if (!own || !el.checkVisibility() || el.tagName === "STYLE" || el.closest(":disabled")) continue;
-    const under = ground(el);
-    const [a, b] = [light(over(parse(getComputedStyle(el).color), under)), light(under)];
-    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (ratio < 4.5) found.push(`${el.tagName}.${el.className} ${el.textContent.slice(0, 30)} ${ratio.toFixed(2)}`);
-  }
-  return found;
-}"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("kind", VIEWS)
-def test_text_is_readable_and_nothing_is_cut(browser, saved, kind, scheme):
-    """WCAG 2 AA: 4.5 to 1 for every text; no sideways scrolling of the page at 800 pixels."""
-    with opened(browser, saved(VIEWS[kind]()), color_scheme=scheme) as (page, _):
-        page.set_viewport_size({"width": 800, "height": 700})
-        page.locator("section, .tokens span").first.wait_for()
-        for choice in range(page.locator("select").first.locator("option").count() if kind == "xray" else 1):
-            page.locator("select").first.select_option(str(choice))
-            assert page.evaluate(CONTRAST) == []
-        assert page.evaluate("document.querySelector('.ak').scrollWidth <= innerWidth")
 
 
 # ---- live

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from agentkit.records import RecipeError
@@ -154,41 +150,3 @@ def test_a_cold_start_and_grpo_run_headless_with_several_gpus_in_sight(tmp_path)
     assert len(run.trajectories("sft")) == sum(task.split == "test" for task in run.tasks)
     text = json.dumps(json.loads(run.file("02_baseline.ipynb").read_text()))
     assert "4 processes train on GPUs 4, 5, 6, 7" in text and run.file("preflight.json").exists()
-
-
-@pytest.mark.slow
-def test_a_rank_killed_in_any_job_is_named_in_its_cell_and_the_run_goes_on(tmp_path):
-    """In the cold start, the baseline and the preflight; test_launch kills one that trains."""
-    (command, environ), run = headless(tmp_path, "45"), tmp_path / "run"
-    for number, job in enumerate(("cold_start", "measure", "look")):
-        pipe = subprocess.PIPE
-        made = subprocess.Popen(
-            command, cwd=ROOT, env=environ, stdout=pipe, stderr=subprocess.STDOUT, text=True
-        )
-        while len(found := _ranks(run, job)) < 2 and made.poll() is None:
-            time.sleep(0.1)
-        time.sleep(2 * number)  # while it loads, and later
-        found[-1].kill()
-        said = made.communicate()[0]
-        assert made.returncode and re.search(r"was ended by SIGKILL", said), (job, said)
-        assert not _ranks(run, job) and not list(run.glob(".job*"))
-    made = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
-    assert made.returncode == 0, made.stdout + made.stderr
-    stages = load_run(run).manifest["stages"]
-    assert [stages[s]["status"] for s in ("01_tasks", "02_baseline", "03_grpo")] == ["done"] * 3
-
-
-def _ranks(run, job):
-    """The processes that do a job in a run."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError, ValueError):
-            words = process.cmdline()
-            own = "agentkit.training.worker" in words and "torch.distributed.run" not in words
-            if (
-                own
-                and str(run) in words
-                and json.loads(Path(words[-1]).read_text())["job"].endswith(f":{job}")
-            ):
-                found.append(process)
-    return found

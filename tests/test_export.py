@@ -16,25 +16,13 @@ TASKS = [Task("t0", "What is 2 + 3?", "5", "numeric"), Task("t1", f"Repeat: {NAS
 
 def trajectory(task_id="t0", sample=0, answer="5", success=1.0, policy="grpo", step=4, text=""):
     call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2 + 3"}}\n</tool_call>'
-    turns = (
-        Turn(
-            f"Let me see {text}{call}<tool_call>{{</tool_call><|im_end|>",
-            (0, 2),
-            (
-                ToolResult(
-                    "calculator",
-                    {"expression": "2 + 3", "n": [1, None, 0.1], "unit": None},
-                    f"5 {text}",
-                    True,
-                    0.1 + 0.2,
-                    True,
-                ),
-                ToolResult("", {}, "Error: malformed tool call: no JSON.", False),
-            ),
-            1 / 3,
-        ),
-        Turn(f"Answer: {answer}<|im_end|>", (4, 6), (), 0.25),
+    arguments = {"expression": "2 + 3", "n": [1, None, 0.1], "unit": None}
+    results = (
+        ToolResult("calculator", arguments, f"5 {text}", True),
+        ToolResult("", {}, "Error: malformed tool call: no JSON.", False),
     )
+    asks = f"Let me see {text}{call}<tool_call>{{</tool_call><|im_end|>"
+    turns = (Turn(asks, (0, 2), results), Turn(f"Answer: {answer}<|im_end|>", (4, 6)))
     return Trajectory(
         task_id, policy, sample, 7, (1, 2, 3), (4, 5, 6, 7, 8, 9), (1, 1, 0, 0, 1, 1), (-0.1, -1e-30, 0.0, 0.0, -2 / 3, -0.0),
         turns, StopReason.ANSWER, answer, success, "why", {"correctness": success, "format": 0.5}, 1.05, -0.7, step,
@@ -54,20 +42,17 @@ def test_a_messages_data_set_is_read_by_datasets(tmp_path):
     for name in ("m.parquet", "m.jsonl"):
         write_messages(tmp_path / name, ALL, TASKS)
     rows = read_rows(tmp_path / "m.jsonl")
-    assert [
-        message["role"] for message in rows[0]["messages"]
-    ] == "user assistant tool tool assistant".split()
+    roles = [message["role"] for message in rows[0]["messages"]]
+    assert roles == "user assistant tool tool assistant".split()
     call = rows[0]["messages"][1]["tool_calls"][0]["function"]
     arguments = {"expression": "2 + 3", "n": [1, None, 0.1], "unit": None}
     assert call["name"] == "calculator" and json.loads(call["arguments"]) == arguments
     fields = {"task_id": "t0", "policy": "grpo", "sample": 1, "success": 0.0, "reward": 1.05}
     assert {name: value for name, value in rows[1].items() if name != "messages"} == fields
-    data = load_dataset(
-        "parquet", data_files=str(tmp_path / "m.parquet"), split="train", cache_dir=str(tmp_path / "cache")
-    )
-    assert [[m["content"] for m in row["messages"]] for row in data] == [
-        [m["content"] for m in row["messages"]] for row in rows
-    ]
+    file, cache = str(tmp_path / "m.parquet"), str(tmp_path / "cache")
+    data = load_dataset("parquet", data_files=file, split="train", cache_dir=cache)
+    contents = [[[m["content"] for m in row["messages"]] for row in found] for found in (data, rows)]
+    assert contents[0] == contents[1]
     assert [row["success"] for row in data] == [1.0, 0.0, None]
 
 
@@ -77,11 +62,8 @@ def test_an_inspect_log_holds_its_samples_calls_and_scores(tmp_path):
     assert "\\ud800" not in text, "half a character, which inspect_ai's reader refuses"
     log = json.loads(text)
     assert log["version"] == 2 and log["status"] == "success" and log["eval"]["model"] == "grpo"
-    assert [(s["id"], s["epoch"], bool(s["scores"])) for s in log["samples"]] == [
-        ("t0", 1, True),
-        ("t0", 2, True),
-        ("t1", 1, False),
-    ]
+    samples = [(s["id"], s["epoch"], bool(s["scores"])) for s in log["samples"]]
+    assert samples == [("t0", 1, True), ("t0", 2, True), ("t1", 1, False)]
     assert log["results"]["scores"][0]["metrics"]["accuracy"]["value"] == 0.5
     assert log["samples"][0]["messages"][1]["tool_calls"][0]["arguments"]["expression"] == "2 + 3"
     assert log["samples"][0]["target"] == "5"

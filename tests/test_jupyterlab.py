@@ -14,7 +14,6 @@ from real_jupyterlab import ROOT, Notebook, problems, served, wait_until, with_p
 from widget_cases import TASKS, read_notes
 
 from agentkit.cli import main
-from agentkit.evaluation import html
 from agentkit.recipe import read_recipe
 from agentkit.runs import Run, read_jsonl
 from agentkit.runs.stages import STAGES
@@ -141,20 +140,6 @@ def written(project, name, *cells) -> str:
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     nbformat.write(nbformat.v4.new_notebook(cells=made, metadata=kernel), project / f"{name}.ipynb")
     return f"{name}.ipynb"
-
-
-def test_dollars_are_no_mathematics(browser, lab, project):
-    """Neither where the notebook was made elsewhere, and is not trusted, nor where it runs."""
-    money = "$0.04 of about $0.04, \\(x\\) and $$y$$"
-    code = f"from IPython.display import HTML\nfrom agentkit.evaluation import html\nHTML(html.fragment({money!r}))"
-    path = written(project, "dollars", (code, html.fragment(money)), ("HTML('<i>$a$</i>')", "<i>$a$</i>"))
-    notebook = Notebook(browser, lab, project, path)
-    for act in (lambda: None, lambda: (notebook.run_all(), notebook.finished())):
-        act()
-        notebook.page.locator(".jp-OutputArea-output i mjx-container").wait_for()  # MathJax is at work
-        shown = notebook.page.locator(".jp-OutputArea-output .agentkit")
-        assert shown.inner_text().strip() == money and shown.locator("mjx-container").count() == 0
-    notebook.close()
 
 
 def test_views_are_live_and_static_and_save_notes(browser, lab, project):

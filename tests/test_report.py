@@ -21,15 +21,7 @@ from agentkit.views.plots import training_curves
 from agentkit.views.redact import MASK, is_secret_name, redact
 
 HOSTILE = " ".join((*SCRIPTS.values(), *CHARACTERS.values()))
-RECIPE = {
-    "run": "x",
-    "seed": 3,
-    "model": "nano",
-    "steps": 4,
-    "n_tasks": 40,
-    "prompts_per_step": 2,
-    "group_size": 2,
-}
+RECIPE = {"seed": 3, "model": "nano", "steps": 4, "n_tasks": 40, "prompts_per_step": 2, "group_size": 2}
 
 
 def trajectory(task_id, policy, sample, success, observation="Found it."):
@@ -114,9 +106,8 @@ def test_every_part_is_there(tmp_path, capsys):
     page = path.read_text()
     assert [title for title in SECTIONS if f"<h2>{title}</h2>" in page] == list(SECTIONS)
     lead = re.search(r'class="lead">(.*?)</p>', page)[1]
-    assert lead.startswith(
-        "GRPO solves 66.7 % of 12 held-out tasks, and SFT 66.7 %: a difference is not shown"
-    )
+    said = "GRPO solves 66.7 % of 12 held-out tasks, and SFT 66.7 %: a difference is not shown"
+    assert lead.startswith(said)
     parts = ("sft → grpo:", "kl spike", "Lower the rate.", "3:A-0000#1", "abc123", "seed 3", "n_tasks")
     assert [part for part in parts if part not in page] == [] and "Missing." not in page
     assert 'href="05_compare.html"' in page and "hello" in run.file("05_compare.html").read_text()
@@ -135,10 +126,8 @@ def test_it_opens_offline_and_runs_nothing_a_model_wrote(tmp_path, browser):
     assert [u for u in requests if not u.startswith(("file:", "data:", "blob:", "about:"))] == []
 
 
-@pytest.mark.parametrize(
-    "removed", ["comparison.json", "train/metrics.jsonl", "tasks.jsonl", "eval/sft.parquet"]
-)
-@pytest.mark.parametrize("content", [None, b"", b"[]", b"\xff\x00{", b'{"policies": {"x": 3}}'])
+@pytest.mark.parametrize("content", [None, b"", b'{"policies": {"x": 3}}'])
+@pytest.mark.parametrize("removed", ["comparison.json", "train/metrics.jsonl", "eval/sft.parquet"])
 @pytest.mark.filterwarnings("ignore")
 def test_what_is_missing_or_damaged_is_said_and_the_rest_is_shown(tmp_path, removed, content):
     run = make_run(tmp_path / "a")
@@ -152,12 +141,8 @@ def test_what_is_missing_or_damaged_is_said_and_the_rest_is_shown(tmp_path, remo
 
 
 def test_tasks_that_must_not_be_shared_are_not_shown(tmp_path):
-    share = {"share": False}
-    private = [
-        Task(f"g{i}", f"Private question {i}", "5", "exact", "GAIA", "hard", "test", meta=share)
-        for i in range(4)
-    ]
-    run = make_run(tmp_path / "a", tasks=private)
+    private = Task("g", "Private question", "5", "exact", "GAIA", "hard", "test", meta={"share": False})
+    run = make_run(tmp_path / "a", tasks=[private])
     page = write_report(run).read_text()
     assert "Private question" not in page and "may be shown" in page
 
@@ -174,13 +159,10 @@ def test_secrets_are_masked_in_card_and_pages(tmp_path, monkeypatch):
     assert f"the token is {MASK}" in shown and f"using {MASK}" in shown
 
 
-@pytest.mark.parametrize(
-    ("name", "secret"),
-    [("api_key", True), ("HF_TOKEN", True), ("dbPassword", True), ("max_tokens", False), ("eos_token", False),
-     ("client_secret", True), ("key", False), ("tokens_per_solved", False), ("authorization", True)],
-)  # fmt: skip
-def test_names_of_secrets(name, secret):
-    assert is_secret_name(name) is secret
+def test_names_of_secrets():
+    secret = ("api_key", "HF_TOKEN", "dbPassword", "client_secret", "authorization", "AWS_SECRET_ACCESS_KEY")
+    harmless = ("max_tokens", "eos_token", "key", "tokens", "author", "pattern")
+    assert all(map(is_secret_name, secret)) and not any(map(is_secret_name, harmless))
 
 
 def test_masking_keeps_everything_else(monkeypatch):
@@ -189,12 +171,6 @@ def test_masking_keeps_everything_else(monkeypatch):
     task = Task("t", "password: hunter22", "5")
     assert redact(task) == Task("t", f"password: {MASK}", "5")
     monkeypatch.setenv("MY_API_KEY", "a b&c/d")
-    assert redact({"url": "x?k=a%20b%26c%2Fd", "said": "a b&c/d!"}) == {
-        "url": f"x?k={MASK}",
-        "said": f"{MASK}!",
-    }
-
-
-def test_masking_is_linear():
-    text = "token=" * 200_000
-    assert len(redact(text)) > 0
+    shown = redact({"url": "x?k=a%20b%26c%2Fd", "said": "a b&c/d!"})
+    assert shown == {"url": f"x?k={MASK}", "said": f"{MASK}!"}
+    assert redact("token=" * 200_000), "the time is linear"

@@ -5,7 +5,6 @@ import gzip
 import html
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from widget_cases import TASKS, call, group, read_notes, trajectory, widget
 
 import agentkit.views.widgets
-from agentkit.records import Task, ToolResult, Turn
+from agentkit.records import Task, Turn
 from agentkit.rollouts.tokens import faults, token_texts, xray
 from agentkit.runs import Run
 from agentkit.views.widgets import compare_trajectories, group_view, mask_xray
@@ -41,25 +40,12 @@ def test_compare_payload(monkeypatch):
     assert [task["solved"] for task in payload["tasks"]] == [[False, True], [True, False], [False, False]]
     sft, grpo = payload["tasks"][0]["columns"]
     assert (sft["right"], sft["scored"], sft["count"], len(sft["samples"])) == (1, 3, 3, 2)
-    assert payload["tasks"][1]["columns"][0]["samples"][0]["components"] == [
-        ["correct", 1.0],
-        ["format", None],
-    ]
+    scored = payload["tasks"][1]["columns"][0]["samples"][0]
+    assert scored["components"] == [["correct", 1.0], ["format", None]]
+    assert [task["marks"] for task in payload["tasks"]] == [[], [], ["no answer", "failed call"]]
     assert [turn["actions"] for turn in grpo["samples"][0]["turns"]] == [
         ['search {"query": "peru"}'], ['search {"query": "peru people"}'], ["answer: 33"],
     ]  # fmt: skip
-
-
-def test_two_calls_are_the_same_action_whatever_the_order_of_their_arguments():
-    one, two = (
-        Turn("", (0, 1), (ToolResult("f", given, "", True),))
-        for given in ({"a": 1, "b": 2}, {"b": 2, "a": 1})
-    )
-    rows = compare_trajectories(
-        TASKS, {"x": [trajectory("t0", 1.0, turns=(one,))], "y": [trajectory("t0", 1.0, turns=(two,))]}
-    ).payload["tasks"]
-    x, y = (column["samples"][0]["turns"][0]["actions"] for column in rows[0]["columns"])
-    assert x == y == ['f {"a": 1, "b": 2}']
 
 
 def test_odd_values():
@@ -84,11 +70,6 @@ def test_samples_are_counted_as_each_is_marked():
         assert (marks.count(True), 4 - marks.count(None)) == (right, scored)
 
 
-def test_marks_of_a_task():
-    tasks = widget().payload["tasks"]
-    assert [task["marks"] for task in tasks] == [[], [], ["no answer", "failed call"]]
-
-
 def test_clear_errors():
     with pytest.raises(ValueError, match="no trajectory to show"):
         compare_trajectories(TASKS, {"sft": []})
@@ -109,25 +90,15 @@ def test_tasks_travel_in_blocks():
 
 # ---- groups
 def test_group_payload():
-    other = trajectory("t1", 1.0, step=4, policy="grpo", reward=1.0)
-    payload = group_view([*group(), other], TASKS).payload
-    first, second = payload["groups"]
-    assert (first["id"], first["step"], first["mean"], first["std"]) == (
-        "t0",
-        4,
-        0.3,
-        pytest.approx(0.39**0.5),
-    )
+    other = trajectory("t0", 1.0, step=5, policy="grpo", reward=1.0)
+    first, second = group_view([*group(), other], TASKS).payload["groups"]
+    assert (first["id"], first["step"], first["mean"]) == ("t0", 4, 0.3)
+    assert first["std"] == pytest.approx(0.39**0.5)
     assert [(r["sample"], r["calls"], r["failed"], r["reward"]) for r in first["rollouts"]] == [
         (0, 0, 0, 0.1), (1, 2, 1, -0.2), (2, 2, 0, 1.0), (3, 0, 0, None),
     ]  # fmt: skip
-    assert (second["mean"], second["std"]) == (1.0, None)
+    assert (second["step"], second["mean"], second["std"]) == (5, 1.0, None), "another step"
     assert "prompt" not in group_view(group()).payload["groups"][0]
-
-
-def test_groups_of_two_steps_stay_apart():
-    later = [replace(t, step=5) for t in group()]
-    assert [g["step"] for g in group_view([*group(), *later]).payload["groups"]] == [4, 5]
 
 
 # ---- X-ray
@@ -169,10 +140,8 @@ def test_xray_refuses_what_does_not_line_up(changes, message):
 
 def test_a_trained_observation_is_a_fault():
     view = mask_xray(traced(action_mask=(1, 1, 1, 1, 1)))
-    assert view.payload["faults"] == [
-        "the action mask is wrong at 1 of 7 tokens (the first is 4): it must be 1 on what the "
-        "policy sampled and 0 on all else."
-    ]
+    (fault,) = view.payload["faults"]
+    assert fault.startswith("the action mask is wrong at 1 of 7 tokens")
 
 
 @given(st.text(max_size=40))
@@ -187,19 +156,6 @@ def test_a_character_of_several_tokens_stands_at_its_last():
 
     assert token_texts("aé💩".encode(), decode) == ["a", "", "é", "", "", "", "💩"]
     assert "".join(token_texts(b"a\xf0\xf0\xf0\xf0\xf0b\xc3", decode)).replace("\ufffd", "") == "ab"
-
-
-def test_widget_of_an_empty_trajectory():
-    empty = trajectory(
-        "t0",
-        None,
-        prompt_ids=(),
-        completion_ids=(),
-        action_mask=(),
-        old_logprobs=(),
-        turns=(Turn("", (0, 0)),),
-    )
-    assert mask_xray(empty).payload["tokens"]["id"] == []
 
 
 # ---- notes
@@ -223,10 +179,7 @@ def test_notes_go_into_the_run_as_they_are_written(run):
     assert [row["text"] for row in again.payload["notes"]] == ["look here", "why?"]
     other = again.live()
     other.notes = [*again.payload["notes"], note("t2", "second window", 2)]
-    live.notes = [
-        note("t0", "", 3),
-        note("t1", "why?", 1),
-    ]  # the first window knows nothing of t2, and loses nothing
+    live.notes = [note("t0", "", 3), note("t1", "why?", 1)]  # it knows nothing of t2, and loses nothing
     assert read_notes(run) == {"t1": "why?", "t2": "second window"}
     live.close(), other.close()
 
@@ -259,15 +212,16 @@ def test_a_note_that_cannot_be_saved_says_so(run):
 
 
 # ---- pages
-def test_pages_are_self_contained():
+def test_pages_are_self_contained_and_live_views_get_the_same_bytes():
     for view in views():
+        live = view.live()
+        assert live.data == view.data and live._esm == view.source
+        live.close()
         assert set(view._repr_mimebundle_()) == {"text/html", "text/plain"}
         page = html.unescape(re.search(r'srcdoc="([^"]*)"', view.html())[1])
         assert page == view.page
-        assert (
-            'sandbox="allow-scripts allow-downloads"' in view.html()
-            and "allow-same-origin" not in view.html()
-        )
+        assert 'sandbox="allow-scripts allow-downloads"' in view.html()
+        assert "allow-same-origin" not in view.html()
         assert "default-src 'none'" in html.unescape(page)
         assert not re.search(r"https?://|\bimport\b[^a-z]*[\"'(]", page)
 
@@ -277,55 +231,19 @@ def test_sources_never_make_markup_of_text():
     assert {"common.js", "trajectories.js", "group.js", "tokens.js", "relay.js"} <= sources.keys()
     for source in sources.values():
         assert "</script" not in source and "<!--" not in source
-        assert not re.search(
-            r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function|DOMParser", source
-        )
+        makes = r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function|DOMParser"
+        assert not re.search(makes, source)
 
 
-def test_the_data_on_the_page_cannot_end_its_element():
-    bad = trajectory(
-        "t", 0.0, answer="</script><script>", turns=(call("</script>", TEXTS["end of the data"]),)
-    )
-    for view in (
-        compare_trajectories([Task("t", "</script>", "<!--")], {"<script>": [bad]}),
-        group_view([bad]),
-        mask_xray(bad),
-    ):
+@pytest.mark.parametrize("name", ["end of the data", "surrogates", "NUL", "line", "prototype"])
+def test_any_text_travels_and_cannot_end_the_element_that_holds_it(name):
+    text = TEXTS[name]
+    turns = (call(text, text, text=text),)
+    bad = trajectory("t", 0.0, answer=text, turns=turns, why=text)
+    compared = compare_trajectories([Task("t", text, "<!--")], {"<script>": [bad]})
+    for view in (compared, group_view([bad]), mask_xray(bad)):
         held = re.search(r'<script type="text/plain" id="payload">(.*?)</script>', view.page, re.DOTALL)[1]
-        assert [gzip.decompress(base64.b64decode(line)) for line in held.split("\n")] == [
-            gzip.decompress(b) for b in view.data
-        ]
-        assert view.page.count("</script>") == 2  # the data's and the module's
-
-
-def test_live_views_get_the_same_bytes():
-    for view in views():
-        live = view.live()
-        assert live.data == view.data and live._esm == view.source
-        live.close()
-    live = widget().live()
-    assert live.task_id == "t0"
-    live.close()
-
-
-def test_a_saved_page_is_private(tmp_path):
-    path = widget().save(tmp_path / "page.html")
-    assert path.read_text(encoding="utf-8") == widget().page and (path.stat().st_mode & 0o777) == 0o600
-
-
-@pytest.mark.parametrize("name", TEXTS)
-def test_any_text_can_be_packed(name):
-    bad = trajectory(
-        "t",
-        0.0,
-        answer=TEXTS[name],
-        turns=(call(TEXTS[name], TEXTS[name], text=TEXTS[name]),),
-        why=TEXTS[name],
-    )
-    for view in (
-        compare_trajectories([Task("t", TEXTS[name], "1")], {"p": [bad]}),
-        group_view([bad]),
-        mask_xray(bad),
-    ):
+        blocks = [gzip.decompress(base64.b64decode(line)) for line in held.split("\n")]
+        assert blocks == [gzip.decompress(b) for b in view.data] and sum(map(len, view.data)) < 100_000
+        assert view.page.count("</script>") == 2, "the data's and the module's"
         view.page.encode("utf-8")
-        assert sum(map(len, view.data)) < 100_000

@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 
 from agentkit.evaluation import Samples, flatten, statistics
-from agentkit.evaluation.evidence import gave_up, stands, was_run, writes_code
+from agentkit.evaluation.evidence import gave_up, stands, writes_code
 from agentkit.records import Task, ToolResult, Trajectory
-from agentkit.trajectories import call_key, needs_tools, plan_of, results_of, verifier_kind
+from agentkit.trajectories import call_key, needs_tools, plan_of, results_of
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,9 @@ def _skips(t: Trajectory, task: Task) -> list[bool]:
 
 
 def _ungrounded(t: Trajectory, task: Task) -> list[bool]:
-    if t.answer is None or not needs_tools(task):
+    if t.answer is None or not needs_tools(task) or writes_code(task):
         return []
-    results = results_of(t)
-    is_grounded = was_run(t.answer, results) if verifier_kind(task) == "code" else _shows_answer(t, results)
-    return [not is_grounded]
+    return [not _shows_answer(t, results_of(t))]
 
 
 HABITS = (
@@ -91,9 +89,7 @@ HABITS = (
         "answers after fewer different working calls than the plan has",
         _skips,
     ),
-    Habit(
-        "Shortcut: answer from nowhere", "answers that no tool had returned; programs never run", _ungrounded
-    ),
+    Habit("Shortcut: answer from nowhere", "answers, but programs, that no tool had returned", _ungrounded),
     Habit(
         "Gives up",
         "trajectories whose answer says that there is none",

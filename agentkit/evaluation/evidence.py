@@ -1,18 +1,16 @@
-"""What an answer and its task show: whether a value stands in a text, a program was run, the policy gave up.
+"""What an answer and its task show: whether a value stands in a text, the policy gave up.
 
 The rules that behaviour and failures are counted by. Leaves out intent: nothing here guesses.
 """
 
 import re
-from collections.abc import Sequence
 from fractions import Fraction
 
-from agentkit.records import Task, ToolResult
+from agentkit.records import Task
 from agentkit.trajectories import plan_of, verifier_kind
 from agentkit.verifiers import normalize, parse_number
 
 TEXT_LIMIT = 20_000  # characters of one observation or answer that are searched
-_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _NUMBER = re.compile(r"(?<![\w.])[-−]?\d[\d,]{0,40}(?:\.\d{1,40})?(?![\w])")
 _GIVING_UP = re.compile(
     r"\b(?:could ?n[o'’]t|cannot|can['’]t|unable to|not able to|do(?:es)? ?n[o'’]t (?:know|say|exist)|"
@@ -34,13 +32,6 @@ def writes_code(task: Task) -> bool:
     """Whether a program is the answer: tests check it, or the plan does nothing but run programs."""
     plan = plan_of(task)
     return verifier_kind(task) == "code" or (bool(plan) and all(step["tool"] in _CODE for step in plan))
-
-
-def was_run(answer: str, results: Sequence[ToolResult]) -> bool:
-    """Whether the program in an answer stands, spacing aside, in a call that worked."""
-    program = "".join("\n".join(_BLOCK.findall(answer) or [answer])[:TEXT_LIMIT].split())
-    calls = ("".join(str(v) for v in r.arguments.values())[:TEXT_LIMIT] for r in results if r.ok)
-    return bool(program) and any(program in "".join(call.split()) for call in calls)
 
 
 def gave_up(answer: str, task: Task) -> bool:

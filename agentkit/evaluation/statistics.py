@@ -30,8 +30,7 @@ def best_of(scores: Sequence[float], k: int) -> float:
     Of right and wrong ones it is pass@k, 1 - C(n - right, k) / C(n, k) (Chen et al. 2021, arXiv 2107.03374).
     The worst of k, pass^k (Yao et al. 2024, arXiv 2406.12045), is minus the best of the negated scores.
     """
-    if not 1 <= k <= len(scores):
-        raise ValueError(f"k = {k} of {len(scores)} samples: use 1 <= k <= {len(scores)}.")
+    assert 1 <= k <= len(scores)
     ways = (score * math.comb(i, k - 1) for i, score in enumerate(sorted(scores)))
     return sum(ways) / math.comb(len(scores), k)
 
