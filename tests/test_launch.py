@@ -164,15 +164,9 @@ def prepared(folder: Path, name: str, **changes) -> tuple[Run, Lab]:
     run = Run.create(folder / name)
     write_tasks(run.file("tasks.jsonl"), [*tasks(), *tasks(2, "validation"), *tasks(2, "test")])
     values = SMALL | {
-        "test_samples": 2,
-        "model": str(folder / "agent"),
-        "prompts_per_step": 2,
-        "micro_batch": 2,
-        "steps": 3,
-        "processes": 2,
-        "lab": str(folder / "tiny.py"),
-        "reward": "none",
-    }
+        "model": str(folder / "agent"), "lab": str(folder / "tiny.py"), "reward": "none", "test_samples": 2,
+        "prompts_per_step": 2, "micro_batch": 2, "steps": 3, "processes": 2,
+    }  # fmt: skip
     (folder / "tiny.py").write_text(LAB)
     return run, Lab.open(Recipe.from_mapping(values | changes))
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from agentkit.policies.unsloth import import_first
-from agentkit.recipe import Recipe, RecipeError
 from agentkit.rollouts.policy import EngineError
 
 pytestmark = pytest.mark.slow
@@ -54,14 +53,3 @@ def test_it_comes_first_or_says_how(monkeypatch):
         EngineError, match="pip install -c requirements-gpu.lock .* or use engine: transformers"
     ):
         import_first("unsloth")
-
-
-def test_four_bits_and_what_it_cannot_do_are_refused():
-    assert Recipe.from_mapping({"engine": "unsloth", "load_in_4bit": True}).load_in_4bit
-    for recipe in (
-        {"load_in_4bit": True},
-        {"engine": "unsloth", "processes": 2},
-        {"engine": "unsloth", "deterministic": True},
-    ):
-        with pytest.raises(RecipeError, match="needs engine|is not for engine 'unsloth'"):
-            Recipe.from_mapping(recipe)

@@ -5,8 +5,6 @@ something dies.
 from __future__ import annotations
 
 import asyncio
-import copy
-import inspect
 import os
 import random
 import signal
@@ -25,13 +23,12 @@ from engines import move as moved
 from peft import LoraConfig, get_peft_model
 
 from agentkit.lab import Lab
-from agentkit.nano import DATA as NANO
 from agentkit.policies import sync_guard as guard
 from agentkit.policies.loading import load_agent, make_policy
 from agentkit.policies.serve import serve_command
 from agentkit.policies.server import ServerPolicy
 from agentkit.policies.transformers import TransformersPolicy
-from agentkit.policies.vllm import VllmPolicy, model_folder
+from agentkit.policies.vllm import VllmPolicy
 from agentkit.recipe import Recipe
 from agentkit.records import Task
 from agentkit.rollouts import Limits, rollout
@@ -204,48 +201,22 @@ def test_an_adapter_that_did_not_arrive_is_caught(engine, agent, monkeypatch):
 
 def test_the_engine_sleeps_where_its_build_can_and_wakes_for_requests_and_weights(engine, agent, monkeypatch):
     """vLLM's CPU build cannot: there it stays awake, and the calls that a GPU's build gets are noted."""
-    from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
 
     assert engine._can_sleep is current_platform.is_sleep_mode_available()
-    if not engine._can_sleep:
-        with pytest.raises(ValueError, match="Sleep mode is not supported"):
-            EngineArgs(
-                model=str(NANO), enable_sleep_mode=True, skip_tokenizer_init=True
-            ).create_model_config()
-        engine.sleep()
-        assert not engine._asleep
-        monkeypatch.setattr(engine, "_can_sleep", True)
+    monkeypatch.setattr(engine, "_can_sleep", True)
     calls, inner = [], engine._engine
-    assert inspect.signature(inner.sleep).parameters["level"].default == 1
-    for name in ("sleep", "wake_up", "add_request", "add_lora"):
+    for name in ("sleep", "wake_up"):
+        monkeypatch.setattr(inner, name, lambda *a, n=name, **k: calls.append(n))
+    for name in ("add_request", "add_lora"):
         own = getattr(inner, name)
-        quiet = name in ("sleep", "wake_up")
-        monkeypatch.setattr(
-            inner,
-            name,
-            lambda *a, n=name, f=own, q=quiet, **k: calls.append(n) or (None if q else f(*a, **k)),
-        )
+        monkeypatch.setattr(inner, name, lambda *a, n=name, f=own, **k: calls.append(n) or f(*a, **k))
     engine.sleep(), engine.sleep()
     assert calls == ["sleep"], "once"
     asyncio.run(engine.sample(Request(SEED_TASK, 900, 0, [5, 6, 7], (1,), 4, 0.7)))
     engine.sleep()
     engine.sync(agent[0])
-    assert calls[1:4] == ["wake_up", "add_request", "sleep"] and calls[4] == "wake_up"
-    assert calls[5] == "add_lora"
-
-
-def test_a_model_has_one_folder_so_that_compiled_code_is_found_again(agent, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    config = agent[0].config
-    with model_folder(config) as first:
-        (first / "model.safetensors").write_text("weights")
-    with model_folder(config) as again:
-        assert again == first and not (first / "model.safetensors").exists()
-    other = copy.deepcopy(config)
-    other.hidden_size += 8
-    with model_folder(other) as folder:
-        assert folder != first and folder.parent == first.parent
+    assert calls[1:] == ["wake_up", "add_request", "sleep", "wake_up", "add_lora"]
 
 
 def test_a_request_that_does_not_fit_is_refused_alone(engine):
