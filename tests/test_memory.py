@@ -91,10 +91,10 @@ def own_step_peak(trainer, batch):
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "beta"), [("float32", 0.0), ("bfloat16", 0.05)])
 def test_the_plan_is_what_the_trainers_own_update_takes(tmp_path, masks_outside, precision, beta):
-    """Three micro-batches for each of four trainings. Prompts are short: the plan counts each row in full."""
+    """Three micro-batches, each one pass. Prompts are short: the plan counts each row in full."""
     dtype = getattr(torch, precision)
     model, tokenizer = tiny_agent()
-    changes = {"precision": precision, "beta": beta, "steps": 1, "prompts_per_step": 1}
+    changes = {"precision": precision, "beta": beta, "steps": 1, "micro_batch": 8}
     trainer = make_trainer(tmp_path / "run", agent=(model.to(dtype), tokenizer), **changes)
     taken, update = {}, trainer.update
 
