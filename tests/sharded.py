@@ -32,8 +32,7 @@ def updates(lab: Lab, run: Run, name: str, shards: bool, shares: bool) -> list[i
     recipe = lab.recipe
     agent, tokenizer = load_agent(recipe.model, precision=recipe.precision, shards=shards)
     held = sum((p.to_local() if isinstance(p, DTensor) else p).nbytes for p in agent.parameters())
-    options = {"share_prefixes": shares, "micro_batch_tokens": 40}
-    trainer = moved(GRPO(lab, agent, tokenizer, tasks(), [], run, **options))
+    trainer = moved(GRPO(lab, agent, tokenizer, tasks(), [], run, share_prefixes=shares))
     found = []
     for step in range(STEPS):
         given = batch(step)
