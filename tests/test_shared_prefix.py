@@ -156,10 +156,6 @@ def test_the_plain_way_with_the_output_layer_apart_is_the_plain_way(model, batch
     assert max(rows) == 7, "no more logits at a time, however many are scored"
 
 
-def test_a_model_that_does_more_with_its_logits_keeps_its_own():
-    assert not shared_prefix.splits(scaled())
-
-
 def test_scored_tokens_are_multiplied_with_the_output_layer_in_float32(batch):
     """Rounded to bfloat16, logits lie 0.03 apart; log-probabilities must not move in such steps."""
     model = qwen3().to(torch.bfloat16)
@@ -308,11 +304,3 @@ def test_a_model_that_cannot_share_says_why_and_stays_as_it_was(model, why):
     before = model.config._attn_implementation
     assert re.search(why, prepare(model) or "")
     assert model.config._attn_implementation == before
-
-
-def test_a_scored_token_needs_one_before_it():
-    ids = torch.tensor([[5, 6]])
-    model = qwen3()
-    assert prepare(model) is None
-    with pytest.raises(AssertionError, match="before it"):
-        shared_logprobs(model, ids, torch.ones_like(ids), torch.tensor([[True, True]]), 1.0)
