@@ -80,7 +80,7 @@ class Saves:
     """A context in which a training runs; within, this process holds the run's lock.
 
     Attributes:
-        ending: why training is to end after this batch though nothing went wrong: a watcher asked for it.
+        ending: whether training is to end after this batch though nothing went wrong: a watcher asked for it.
     """
 
     def __init__(self, training: GRPO):
@@ -120,9 +120,11 @@ class Saves:
                 run.remove(name)
         cut_off = run.manifest["stages"].get(STAGE, {}).get("interrupted", False)
         found = checkpoint_folders.newest_sound(self._folder)
-        made, ours = found[1]["made_with"] if found else self._made_with, self._made_with
-        if other := [name for name in ours if made.get(name) != ours[name]][:5]:
-            _say(f"the training in {finished.parent} was made with another {', '.join(other)}: {_ASIDE}")
+        ours = self._made_with
+        made = found[1]["made_with"] if found else ours
+        other = [name for name in ours if made.get(name) != ours[name]]
+        if other:
+            _say(f"the training in {finished.parent} was made with another {', '.join(other[:5])}: {_ASIDE}")
         elif finished.exists() and not cut_off:
             _say(f"the training in {finished.parent} had come to its end: {_ASIDE}")
         elif found:
