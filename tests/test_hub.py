@@ -333,5 +333,5 @@ def test_rows_beside_a_recipe_are_found_from_anywhere(tmp_path):
     (tmp_path / "rows.jsonl").write_text("{}")
     (tmp_path / "mine.yaml").write_text("tasks: gsm8k:rows.jsonl")
     assert read_recipe(tmp_path / "mine.yaml")["tasks"] == f"gsm8k:{tmp_path / 'rows.jsonl'}"
-    with pytest.raises(RecipeError, match="there is no file 'gsm9k'.*the data sets are .*gsm8k"):
+    with pytest.raises(RecipeError, match="there is no file 'gsm9k'"):
         Lab.open({"tasks": "gsm9k"}).suite()
