@@ -8,10 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from labs import lab_with
 from safetensors.torch import load_file
-from survive import SMALL as SURVIVE
-from survive import Silent, evenness, make_trainer, tasks, tiny_agent
+from survive import make_trainer
 
 from agentkit.evaluation import summarize
 from agentkit.lab import Lab
@@ -101,31 +99,3 @@ def test_a_cold_start_learns_the_same_whether_it_shares_prefixes_and_in_however_
     for losses, theirs in ways[1:]:
         assert whole == pytest.approx(losses, rel=1e-4)
         assert all(torch.allclose(ours[name], theirs[name], atol=1e-4) for name in theirs)
-
-
-class Judging(Silent):
-    """An environment from elsewhere that owns its reward, as in TRL's environment_factory."""
-
-    made = 0
-
-    def __init__(self):
-        Judging.made += 1
-        self.number = Judging.made
-
-    def get_reward(self) -> float:
-        return float("nan") if self.number % 8 == 1 else float(self.number % 3)
-
-
-def test_an_environments_own_reward_is_trained_on_beside_the_others(tmp_path):
-    recipe = Recipe.from_mapping(SURVIVE | {"steps": 1})
-    model, tokenizer = tiny_agent()
-    lab = lab_with(recipe, {"tiny": Judging, "other": Silent}, {"evenness": (evenness, 2.0)})
-    with pytest.warns(UserWarning, match="'Judging' failed .*Judging.get_reward failed: "):
-        made = GRPO(lab, model, tokenizer, tasks(4), [], Run.create(tmp_path / "run"))
-        made.train()
-    stored = made.run.trajectories(1)
-    for t in stored:
-        own = t.components["Judging"]
-        assert t.reward == (None if own is None else pytest.approx(2 * t.components["evenness"] + own))
-    assert {t.components["Judging"] for t in stored} >= {None, 1.0, 2.0}
-    assert {"reward/Judging", "weighted/evenness"} <= set(made.run.metrics.columns)

@@ -38,13 +38,9 @@ SMALL = {
 WHO = {  # what a command line says
     "kernel": r"ipykernel_launcher|Work\(Lab",
     "command": r"agentkit\.cli run",
-    "torchrun": r"torch\.distributed\.run",
     "rank": r"^\S+ -u -m agentkit\.training\.worker",
 }
-SAYS = {  # of a kernel and of the command nobody is left to say it; a server's death is told and mended
-    "torchrun": r"RunError: .*torchrun, which watches .* was ended by SIGKILL",
-    "rank": r"RunError: .*process \d was ended by SIGKILL",
-}
+SAYS = {"rank": r"RunError: .*process \d was ended by SIGKILL"}  # of others nobody is left to say it
 
 
 def _bar(run: Run, label: str) -> bool:
@@ -64,9 +60,7 @@ def _newest(run: Run) -> tuple[int, int, int]:
 
 
 PHASES = {
-    "validation": lambda run: _bar(run, "GRPO") and _newest(run)[1] == -1,
     "rollouts": lambda run: _bar(run, "GRPO") and len({*_newest(run)}) == 1,  # so those of the next come in
-    "update": lambda run: _bar(run, "GRPO") and _newest(run)[0] > _newest(run)[1] >= 0,
     "control": lambda run: _bar(run, "rft"),
     "test": lambda run: _bar(run, "grpo, test"),
 }
