@@ -3,7 +3,6 @@ them, and live. What is not slow has one test a view, one of frames, one of host
 """
 
 import json
-import re
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +10,9 @@ from pathlib import Path
 import pytest
 from hostile.widget_texts import CHARACTERS, SCRIPTS
 from playwright.sync_api import expect
-from widget_cases import TASKS, call, group, read_notes, trajectory, widget
+from widget_cases import TASKS, call, group, trajectory, widget
 
 from agentkit.records import Picture, Table, Task, ToolResult, Turn
-from agentkit.runs import Run
 from agentkit.views.widgets import compare_trajectories, group_view, mask_xray
 
 VIEWS = {"compare": widget, "group": lambda: group_view(group(), TASKS), "xray": lambda: mask_xray(traced())}
@@ -124,12 +122,6 @@ def test_filters(browser, saved):
         wait_for_text(page.locator(".none"), "No task fits")
         assert counter.inner_text() == "no task"
         outcome.select_option("0")
-        wait_for_text(counter, "of 3")
-        page.get_by_label("family", exact=True).select_option("family B")
-        page.get_by_label("difficulty").select_option("easy")
-        wait_for_text(page.locator(".prompt"), TASKS[2].prompt)
-        page.get_by_label("family", exact=True).select_option("0")
-        page.get_by_label("difficulty").select_option("0")
         page.get_by_label("marks and notes").select_option("mark: no answer")
         wait_for_text(counter, "task 1 of 1")
         wait_for_text(page.locator(".marked").first, "no answer")
@@ -146,37 +138,6 @@ def test_filters(browser, saved):
 def write_note(page, where, text):
     where.get_by_label("note on this task").fill(text)
     wait_for_text(where.locator(".note output"), "saved in this browser")
-
-
-@pytest.mark.slow
-def test_a_note_is_found_again_after_a_reload_and_can_be_exported(browser, saved, tmp_path):
-    file = saved(widget())
-    with opened(browser, file) as (page, _):
-        page.get_by_label("next task").click()
-        wait_for_text(page.locator(".prompt"), TASKS[1].prompt)
-        write_note(page, page, "odd </script> \x1b \u202e")
-        page.goto("about:blank")
-        page.goto(file.as_uri() + "#task=t1")
-        wait_for_text(page.locator(".prompt"), TASKS[1].prompt)
-        note = page.get_by_label("note on this task")
-        expect(note).to_have_value("odd </script> \x1b \u202e", timeout=20_000)
-        page.get_by_label("marks and notes").select_option("with a note")
-        wait_for_text(page.locator("output").first, "task 1 of 1")
-        other = page.context.new_page()  # two tabs add to the same notes
-        other.goto(file.as_uri() + "#task=t2")
-        wait_for_text(other.locator(".prompt"), TASKS[2].prompt)
-        write_note(other, other, "second tab")
-        write_note(page, page, "odd </script> \x1b \u202e!")
-        page.reload()
-        page.locator(".columns").wait_for()
-        with page.expect_download() as download:
-            page.get_by_text("export notes").click()
-        run = Run.create(tmp_path / "demo")
-        download.value.save_as(run.file("notes.jsonl"))
-        assert read_notes(run) == {"t1": "odd </script> \x1b \u202e!", "t2": "second tab"}
-    file = saved(widget(run=run), "again.html")  # the run's notes are on the page
-    with opened(browser, file, "#task=t1") as (page, _):
-        expect(page.get_by_label("note on this task")).to_have_value(re.compile("^odd"), timeout=20_000)
 
 
 def test_in_a_frame_notes_and_links_go_through_the_page(browser, framed):
@@ -248,23 +209,6 @@ def test_group_tells_the_best_from_the_worst(browser, saved):
         assert page.get_by_label("trajectories", exact=True).locator("tbody tr").count() == 4
         page.get_by_label("trajectories", exact=True).locator("tbody tr").first.click()
         wait_for_text(page.locator(".contrast h3"), "What tells sample 2 (the best) from sample 0")
-
-
-@pytest.mark.slow
-def test_groups_page_and_dead_ones_are_named(browser, saved):
-    dead = [trajectory("t1", 1.0, sample=i, reward=1.0, step=4, policy="grpo") for i in range(2)]
-    turns = [trajectory("t3", 1.0, sample=i, reward=1.0, step=4, advantage=i - 0.5) for i in range(2)]
-    unscored = [trajectory("t2", None, sample=i, step=4, policy="grpo") for i in range(2)]
-    with opened(browser, saved(group_view([*group(), *dead, *unscored, *turns], TASKS))) as (page, _):
-        wait_for_text(page.locator("output").first, "group 1 of 4")
-        page.keyboard.press("ArrowRight")
-        wait_for_text(page.locator(".wrong").first, "All rewards are equal: this group taught nothing.")
-        page.keyboard.press("ArrowRight")
-        wait_for_text(page.locator(".wrong").first, "No trajectory has a reward")
-        page.keyboard.press("ArrowRight")
-        wait_for_text(page.locator(".wrong").first, "All rewards are equal.")
-        page.get_by_label("groups", exact=True).select_option("groups whose rewards differ")
-        wait_for_text(page.locator("output").first, "group 1 of 1")
 
 
 # ---- hostile text
@@ -347,11 +291,10 @@ def test_a_frame_reaches_nothing_around_it(browser, framed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", VIEWS)
-def test_odd_characters_are_spelled_out(browser, saved, kind):
+def test_odd_characters_are_spelled_out(browser, saved):
     texts, found = list(CHARACTERS.values()), ""
-    with opened(browser, saved(dict(hostile_views(texts))[kind])) as (page, _):
-        for _ in leaf(page, page, kind, len(texts)):
+    with opened(browser, saved(dict(hostile_views(texts))["compare"])) as (page, _):
+        for _ in leaf(page, page, "compare", len(texts)):
             found += page.locator(".ak").evaluate("(root) => root.textContent")
     assert not [c for c in found if ord(c) < 32 and c not in "\n\t"]
     assert not set(found) & set("\x7f\x9b\u202e\u202c\u2066\u200f\u061c\u200b\ufeff\u00ad\u2028\ufffd")
@@ -362,21 +305,10 @@ def test_odd_characters_are_spelled_out(browser, saved, kind):
         "‹U+D800› ‹U+DFFF›",
         "‹496 more marks›",
     )
-    assert kind == "xray" or all(shown in found for shown in spelled), "there tokens cut them apart"
+    assert all(shown in found for shown in spelled)
 
 
 # ---- theme, width, empty states
-@pytest.mark.slow
-def test_theme_follows_the_system_or_the_notebook(browser, framed):
-    with opened(browser, framed(widget())) as (page, _):
-        for theme in ("light", "dark"):
-            page.emulate_media(color_scheme=theme)
-            page.frame_locator("iframe").locator(f".ak[data-theme={theme}]").wait_for(timeout=20_000)
-    file = framed(widget(), '<body data-jp-theme-light="false">')
-    with opened(browser, file, color_scheme="light") as (page, _):
-        page.frame_locator("iframe").locator(".ak[data-theme=dark]").wait_for(timeout=20_000)
-        page.evaluate("document.body.dataset.jpThemeLight = 'true'")
-        page.frame_locator("iframe").locator(".ak[data-theme=light]").wait_for(timeout=20_000)
 
 
 # ---- live

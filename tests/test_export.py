@@ -72,7 +72,6 @@ def test_an_inspect_log_holds_its_samples_calls_and_scores(tmp_path):
 CODE = "s.split('</think>')"
 THINKS = {  # a turn with a call, and one that answers, as models write them
     "hermes": ("<think>\nHm.\n</think>\n\nSo: ", ASKS, "<think>\nHm.\n</think>\n\nAnswer: 5"),
-    "opened by the prompt": ("Hm.\n</think>\n\nSo: ", ASKS, "\nHm.\n</think>Answer: 5"),
     "llama3": ("<think>Hm.</think>", '{"name": "add", "parameters": {}}', "<think>Hm.</think>Answer: 5"),
     "no thought": ("", f'{{"name": "add", "parameters": {{"code": "{CODE}"}}}}', f"Answer: 5\n```\n{CODE}\n```"),
 }  # fmt: skip

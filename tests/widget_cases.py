@@ -20,7 +20,7 @@ def trajectory(
     tokens = {
         "prompt_ids": (7,),
         "completion_ids": (1, 2, 3),
-        "action_mask": (1, 1, 1),
+        "action_mask": (1,) * 3,
         "old_logprobs": (-0.5,) * 3,
     }
     fields = {
@@ -30,9 +30,8 @@ def trajectory(
         "success": success,
         "why": why,
     }
-    return Trajectory(
-        task_id, policy, sample, 0, **(tokens | fields | {"components": components or {}} | more)
-    )
+    fields["components"] = components or {}
+    return Trajectory(task_id, policy, sample, 0, **(tokens | fields | more))
 
 
 def call(query, observation="seen", ok=True, text="Let me look.\n<tool_call>\n{}\n</tool_call><|im_end|>"):
@@ -42,24 +41,20 @@ def call(query, observation="seen", ok=True, text="Let me look.\n<tool_call>\n{}
 
 def policies():
     """Two policies on three tasks: flipped to right, flipped to wrong, both wrong."""
+    one = (call("peru"), call("lima"), Turn("30", (0, 1)))
+    two = (call("peru"), call("peru people"), Turn("33", (0, 1)))
+    failed = (call("chad", "search failed", ok=False), Turn("x", (0, 1)))
+    right, wrong = ({"correct": value, "format": None} for value in (1.0, 0.0))
     sft = [
-        trajectory(
-            "t0", 0.0, turns=(call("peru"), call("lima"), Turn("30", (0, 1))), answer="30", why="30 is not 33"
-        ),
+        trajectory("t0", 0.0, turns=one, answer="30", why="30 is not 33"),
         trajectory("t0", 1.0, sample=1),
         trajectory("t0", 0.0, sample=2),
-        trajectory("t1", 1.0, reward=0.98, components={"correct": 1.0, "format": None}),
-        trajectory("t2", 0.0, turns=(call("chad", "search failed", ok=False), Turn("x", (0, 1)))),
+        trajectory("t1", 1.0, reward=0.98, components=right),
+        trajectory("t2", 0.0, turns=failed),
     ]
     grpo = [
-        trajectory(
-            "t0",
-            1.0,
-            policy="grpo",
-            turns=(call("peru"), call("peru people"), Turn("33", (0, 1))),
-            answer="33",
-        ),
-        trajectory("t1", 0.0, policy="grpo", reward=0.0, components={"correct": 0.0, "format": None}),
+        trajectory("t0", 1.0, policy="grpo", turns=two, answer="33"),
+        trajectory("t1", 0.0, policy="grpo", reward=0.0, components=wrong),
         trajectory("t2", 0.0, policy="grpo", answer=None, stop_reason=StopReason.TURN_LIMIT),
     ]
     return {"sft": sft, "grpo": grpo}
@@ -75,22 +70,12 @@ def group():
     good = (call("peru"), call("peru people"), Turn("33", (0, 1)))
     bad = (call("peru"), call("lima", "search failed", ok=False), Turn("30", (0, 1)))
     zero, one, common = {"correct": 0.0}, {"correct": 1.0}, {"step": 4, "policy": "grpo"}
+    worst = {"reward": -0.2, "advantage": -0.9, "components": zero, "turns": bad, "answer": "30"}
+    best = {"reward": 1.0, "advantage": 1.3, "components": one, "turns": good, "answer": "33"}
     return [
         trajectory("t0", 0.0, sample=0, reward=0.1, advantage=-0.4, components=zero, **common),
-        trajectory(
-            "t0",
-            0.0,
-            sample=1,
-            reward=-0.2,
-            advantage=-0.9,
-            components=zero,
-            turns=bad,
-            answer="30",
-            **common,
-        ),
-        trajectory(
-            "t0", 1.0, sample=2, reward=1.0, advantage=1.3, components=one, turns=good, answer="33", **common
-        ),
+        trajectory("t0", 0.0, sample=1, **worst, **common),
+        trajectory("t0", 1.0, sample=2, **best, **common),
         trajectory("t0", None, sample=3, **common),
     ]
 
