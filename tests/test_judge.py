@@ -159,13 +159,6 @@ def test_a_slow_judge_is_unscored_in_time(ask, server):
     assert time.monotonic() - start < 20, "before the judge answers"
 
 
-def test_nobody_listening_and_no_address_are_unscored(ask, server, monkeypatch):
-    assert ask("Paris", url="http://127.0.0.1:9/v1").value is None
-    assert ask("Paris", url="file:///etc/passwd").value is None
-    monkeypatch.delenv("AGENTKIT_JUDGE_URL", raising=False)
-    assert "AGENTKIT_JUDGE_URL" in ask("Paris", url="").why
-
-
 def test_an_address_needs_no_v1_and_an_error_names_it_without_its_password(ask, server):
     host = f"127.0.0.1:{server.server_port}"
     for path in ("", "/", "/v1/", "/own/path"):

@@ -82,19 +82,6 @@ def test_output_is_cut_at_its_limit():
     assert more.status == "output" and len(more.stdout) == zygote.MAX_OUTPUT
 
 
-def test_processes_of_one_training_share_the_cores():
-    words = [sys.executable, "-c", "from agentkit.sandbox.run import AT_ONCE, CORES; print(AT_ONCE, CORES)"]
-
-    def limits(**environ: str) -> list[int]:
-        told = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ | environ)
-        return [*map(int, told.stdout.split())]
-
-    here = cores()
-    assert limits() == [min(128, 2 * here), here]
-    share = max(here // 2, 1)
-    assert limits(LOCAL_WORLD_SIZE="2") == [min(128, 2 * share), share]
-
-
 def test_a_python_for_an_older_c_library_has_a_sandbox(tmp_path, monkeypatch):
     """As conda's, which lacks what wraps two system calls."""
     source = Path(zygote.__file__).parent

@@ -1,4 +1,4 @@
-"""Search through servers: a real one in this process, with every fault a server has."""
+"""Search through servers: a real one in this process, with faulty replies; slow ones are in test_web.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -26,7 +25,7 @@ BODIES = {
 
 
 class Faulty(BaseHTTPRequestHandler):
-    """Answers as the query, or the path, wishes."""
+    """Answers as the query wishes."""
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -34,25 +33,15 @@ class Faulty(BaseHTTPRequestHandler):
         passages = [
             {"document": {"contents": f'"T{n}"\nabout {body["queries"][0]}'}, "score": 1.0} for n in range(9)
         ]
-        wish = body["queries"][0]
-        if "once" in wish and len(self.server.seen) > 1:
-            wish = "rivers"
-        self.answer(wish, {"result": [passages[: body["topk"]]]})
+        self.answer(body["queries"][0], {"result": [passages[: body["topk"]]]})
 
     def answer(self, wish: str, good: dict) -> None:
         status = next((int(code) for code in ("500", "503", "404", "302") if f"status{code}" in wish), 200)
         body = next((b for word, b in BODIES.items() if word in wish), json.dumps(good).encode())
-        if "hang" in wish:
-            self.server.release.wait(30)
         with contextlib.suppress(OSError):
             self.send_response(status)
             self.send_header("Location", "http://127.0.0.1:9/elsewhere")
             self.end_headers()
-            for _ in range(300 if "drip" in wish else 0):
-                self.wfile.write(b" ")
-                time.sleep(0.1)
-            for _ in range(2_000 if "huge" in wish else 0):
-                self.wfile.write(bytes(2**20))
             self.wfile.write(body[: len(body) // 2] if "cutoff" in wish else body)
 
     def log_message(self, *_):
@@ -64,11 +53,10 @@ def server(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with ThreadingHTTPServer(("127.0.0.1", 0), Faulty) as found:
         found.daemon_threads, found.block_on_close = True, False
-        found.seen, found.release = [], threading.Event()
+        found.seen = []
         threading.Thread(target=found.serve_forever, args=(0.01,), daemon=True).start()
         found.url = f"http://127.0.0.1:{found.server_port}"
         yield found
-        found.release.set()
         found.shutdown()
 
 
@@ -85,17 +73,14 @@ def test_a_retrieval_server_is_asked_in_search_r1s_form(server):
 FAULTS = [
     ("status500", "status 500"), ("status404", "status 404"), ("status302", "status 302"), ("notjson", "not JSON"),
     ("nothing", "not JSON"), ("cutoff", "not JSON"), ("deep", "not JSON"), ("badbytes", "not JSON"), ("null", "form"),
-    ("list", "form"), ("empty", "form"), ("wrong", "form"), ("number", "form"), ("odd", "form"), ("huge", "larger than"),
-    ("hang", "in time"), ("drip", "in time"),
+    ("list", "form"), ("empty", "form"), ("wrong", "form"), ("number", "form"), ("odd", "form"),
 ]  # fmt: skip
 
 
-def test_a_servers_fault_is_a_sentence_in_time(server):
+def test_a_servers_fault_is_a_sentence(server):
     for wish, says in FAULTS:
-        limit_s, start = 1.0 if says == "in time" else 8.0, time.monotonic()
         with pytest.raises(ValueError, match=says):
-            search_passages(RetrievalServer(server.url, timeout_s=limit_s), wish)
-        assert time.monotonic() - start < limit_s + 15
+            search_passages(RetrievalServer(server.url), wish)
 
 
 def test_a_servers_answers_are_kept_where_its_index_has_a_version(server):

@@ -209,34 +209,6 @@ def test_one_that_stops_waiting_takes_nothing_from_the_others():
     assert asyncio.run(work()) == (["x"] * 2, ["x"], {})
 
 
-def test_a_call_nobody_waits_for_is_cancelled():
-    class Slow:
-        begun = ended = None
-
-        @tool(pure=True)
-        async def nap(self) -> str:
-            self.begun = time.monotonic()
-            try:
-                await asyncio.sleep(30)
-            finally:
-                self.ended = time.monotonic()
-
-    async def work(environment):
-        cache = ToolCache()
-        call = asyncio.ensure_future(run_call(ToolCall("nap", {}), environment, timeout_s=60, cache=cache))
-        while not environment.begun:
-            await asyncio.sleep(0.01)
-        call.cancel()
-        await asyncio.gather(call, return_exceptions=True)
-        for _ in range(2000):
-            if environment.ended:
-                return cache._flights
-            await asyncio.sleep(0.01)
-
-    environment = Slow()
-    assert asyncio.run(work(environment)) == {} and environment.ended
-
-
 # ---- the file
 def test_a_file_that_is_no_cache_is_refused_and_kept(tmp_path):
     path = tmp_path / "t.sqlite"
