@@ -62,7 +62,9 @@ def test_what_a_cell_defines_is_told_to_move_into_the_lab_file(tmp_path):
     shell = InteractiveShell()
     assert shell.run_cell("def brevity(task, trajectory):\n    return 0.0").success
     lab = lab_with({"processes": 2}, reward={"brevity": (shell.user_ns["brevity"], 1.0)})
-    with pytest.raises(RecipeError, match="brevity is defined in a notebook cell.*move it into a lab file"):
+    with pytest.raises(
+        RecipeError, match="brevity.* would be missing in the training processes.*put it there"
+    ):
         Work(lab, Run.create(tmp_path / "run")).train()
 
 
