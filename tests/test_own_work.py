@@ -61,7 +61,6 @@ def test_a_stateful_environment_a_verifier_of_calls_and_a_reward_reach_every_not
     results = [r for t in run.trajectories("grpo") for turn in t.turns for r in turn.results]
     assert results and all(r.name == "put" or not r.ok for r in results), "its own tool, and no other"
     assert any("there are put" in r.observation or r.ok for r in results)
-    assert ">put<" in outputs(folder, "05_compare")
     for stage in ("01_tasks", "02_baseline", "03_grpo", "05_compare"):
         assert "boxes" in outputs(folder, stage) and "mine.py" in outputs(folder, stage)
     before = run.file("baseline.json").stat().st_mtime_ns
@@ -85,14 +84,9 @@ def test_a_stateful_environment_a_verifier_of_calls_and_a_reward_reach_every_not
 
 @pytest.mark.slow
 def test_public_rows_train_and_test_with_the_tools_that_fit_them(tmp_path):
-    tools = {
-        "gsm8k": {"calculator"},
-        "hotpotqa": {"search"},
-        "mbpp": {"python"},
-        "taco_code": {"code_interpreter"},
-    }
+    tools = {"gsm8k": {"calculator"}, "2wikimultihopqa": {"search"}, "taco_code": {"code_interpreter"}}
     tasks = []
-    for name in ("gsm8k", "hotpotqa", "mbpp", "open_agentrl"):
+    for name in ("gsm8k", "2wikimultihopqa", "open_agentrl"):
         (tmp_path / name).mkdir()
         source = write(tmp_path / name / "train.jsonl", *(rows_like(name, number) for number in range(30)))
         tasks += hub.load(name, source)[0]
