@@ -121,7 +121,7 @@ def test_a_torn_line_is_one_sentence_and_the_rest_is_read(tmp_path, capsys):
     run.file("train", "metrics.jsonl").write_text('{"step": 1, "kl": 0.5}\n{"step": 2, "re')
     assert cli.main(["alarms", str(run.path)]) == 0
     shown = capsys.readouterr()
-    assert shown.out.startswith("no alarm in 1 step; ")
+    assert shown.out.startswith("no alarm in 1 step")
     assert shown.err.startswith(f"agentkit: {run.file('train', 'metrics.jsonl')}, line 2 is torn")
 
 
@@ -137,7 +137,7 @@ def test_a_preflight_says_what_it_judges_and_what_takes_long(monkeypatch, capsys
     printed = capsys.readouterr()
     assert json.loads(printed.out)["rollouts"] == 0
     assert printed.err.count("before that cold start") == printed.err.count("then add --run") == before
-    assert printed.err.endswith("agentkit: 64 rollouts of the starting policy ...\n")  # two steps of eight
+    assert printed.err.endswith("agentkit: 48 rollouts of the starting policy ...\n")
 
 
 # ---- from any folder
