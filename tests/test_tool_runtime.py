@@ -211,3 +211,14 @@ def test_a_tool_that_keeps_what_it_is_given_changes_no_record_and_no_plan():
         solved = solve(task, environment)
         assert solved.answer == "2" and solved.turns[0].results[0].arguments == {"items": ["a"]}
     assert plan[0]["arguments"] == {"items": ["a"]}
+
+
+def test_an_async_tool_that_blocks_is_left_behind_with_its_event_loop():
+    """It would hold up every other async tool, and an async verifier or reward for ever."""
+
+    async def both():
+        blocked = await run_call(ToolCall("blocks", {}), Bench())
+        return blocked, await run_call(ToolCall("quick", {}), Bench())
+
+    blocked, quick = asyncio.run(both())
+    assert "did not answer" in blocked.observation and quick.observation == "async tools"

@@ -2,8 +2,7 @@
 
 A user's verifiers, rewards and environments run here too (``settled``). When the time is up an async tool is
 cancelled. A thread cannot be ended: it is left behind, and a tool that has left MAX_HUNG behind is refused
-while they hang. Leaves out what calls mean and what the policy is shown (agentkit.tools.runtime), and async
-tools that block: they hold up the other async tools.
+while they hang. Leaves out what calls mean and what the policy is shown (agentkit.tools.runtime).
 """
 
 import asyncio
@@ -137,11 +136,16 @@ _loop_lock = threading.Lock()
 async def on_tool_loop(work: Callable[[], Awaitable[Any]], limit_s: float, name: str) -> Any:
     """Await an async tool on the tools' event loop, which lives in a thread of its own, as in TRL.
 
-    So a tool holds up no sampling, and a client that a tool keeps open outlives the rollout's
+    So a tool that blocks holds up no sampling, and a client that a tool keeps open outlives the rollout's
     event loop.
     """
     _refuse_hung(name)
-    return await _within(asyncio.run_coroutine_threadsafe(_awaited(work), _started_loop()), limit_s, name)
+    loop = _started_loop()
+    try:
+        return await _within(asyncio.run_coroutine_threadsafe(_awaited(work), loop), limit_s, name)
+    except TimeoutError:
+        await _abandon_if_blocked(loop)
+        raise
 
 
 async def _awaited(work: Callable[[], Awaitable[Any]]) -> Any:
@@ -158,6 +162,18 @@ def _started_loop() -> asyncio.AbstractEventLoop:
             _tool_loop = asyncio.new_event_loop()
             threading.Thread(target=_tool_loop.run_forever, name="async tools", daemon=True).start()
         return _tool_loop
+
+
+async def _abandon_if_blocked(loop: asyncio.AbstractEventLoop) -> None:
+    """Leave an event loop behind that a tool blocks; the next call starts another."""
+    global _tool_loop
+    alive = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop))
+    await asyncio.wait({alive}, timeout=0.5)
+    if not alive.done():
+        alive.cancel()
+        with _loop_lock:
+            if _tool_loop is loop:
+                _tool_loop = None
 
 
 def _forget() -> None:
