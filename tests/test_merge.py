@@ -197,14 +197,10 @@ def test_a_damaged_adapter_is_one_sentence(trained, tmp_path, capsys, name, dama
     assert told.startswith(f"agentkit: the adapter in {run.file('adapter')} cannot be used (")
 
 
-def test_an_adapter_that_is_another_or_no_number_is_told(trained, tmp_path, capsys):
+def test_an_adapter_that_holds_no_number_is_told(trained, tmp_path, capsys):
     run = Run(shutil.copytree(trained[0].path, tmp_path / "run"))
     file = run.file("adapter", "adapter_model.safetensors")
-    run.end("03_grpo")  # its hash is kept
     weights = load_file(file)
-    save_file({name: 0.9 * weight for name, weight in weights.items()}, file)
-    assert main(["merge", str(run.path)]) == 0
-    assert f"{file} is not as its stage left it" in capsys.readouterr().err
     save_file({name: weight * float("nan") for name, weight in weights.items()}, file)
     assert main(["merge", str(run.path)]) == 2
     assert "cannot be used (ValueError: it holds weights that are no numbers)" in capsys.readouterr().err
