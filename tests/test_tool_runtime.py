@@ -33,6 +33,11 @@ class Bench:
         return "done"
 
     @tool(timeout_s=0.3)
+    async def blocks(self) -> str:
+        time.sleep(20)
+        return "late"
+
+    @tool(timeout_s=0.3)
     async def awaits(self) -> str:
         try:
             await asyncio.sleep(60)
