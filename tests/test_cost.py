@@ -76,7 +76,7 @@ def test_a_model_that_was_never_measured_is_estimated_by_a_roofline():
 
 
 def test_the_range_holds_what_was_measured_on_a_gpu():
-    """docs/gpu.md: eight trajectories of 2,048 tokens after 1,024 at a 4B shape took one H200 2.69 s."""
+    """docs/gpus.md: eight trajectories of 2,048 tokens after 1,024 at a 4B shape took one H200 2.69 s."""
     prices = replace(read_prices(PRICES), device="H200")
     recipe = Recipe.from_mapping(SMALL | {"model": "Qwen/Qwen3-4B-Instruct-2507", "max_tokens": 8192})
     per_token = {case: prices.rates_of(recipe, case).update / (1024 + share * 8192)

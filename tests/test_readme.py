@@ -1,5 +1,5 @@
-"""The Python of start and guide runs as it stands; links and names lead somewhere; pages stay short. The
-README's Python: test_notebooks. Commands: test_commands.
+"""The Python of the docs runs as it stands; links and names lead somewhere; pages stay short. The README's
+Python: test_notebooks. Commands: test_commands.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 from conformance import EnvironmentConformance
 
-from agentkit import Lab, ToolCall, cli
+from agentkit import Lab, Recipe, ToolCall, cli
 from agentkit.tools.runtime import tools_of
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = {
-    path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
-}
-START, GUIDE, TOUR = (PAGES[ROOT / "docs" / f"{name}.md"] for name in ("start", "guide", "tour"))
-OWN, POLICY, DECLARED = re.findall(r"```python\n(.*?)```", START + GUIDE, flags=re.DOTALL)
+DOCS = ROOT / "docs"
+PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *DOCS.rglob("*.md"))}
+OWN, DECLARED = re.findall(r"```python\n(.*?)```", PAGES[DOCS / "own-work.md"], flags=re.DOTALL)
+(BY_HAND,) = re.findall(r"```python\n(.*?)```", PAGES[DOCS / "by-hand.md"], flags=re.DOTALL)
 
 
 def test_the_example_of_a_lab_file_runs(tmp_path):
@@ -31,20 +30,20 @@ def test_the_example_of_a_lab_file_runs(tmp_path):
     assert "brevity" in lab.reward
 
 
-def test_the_example_of_a_policy_runs(tmp_path):
+def test_the_example_by_hand_runs(tmp_path, capsys):
     recipe = tmp_path / "small.yaml"
     recipe.write_text("families: A\nn_tasks: 40\nmax_turns: 2\nmax_turn_tokens: 32\nmax_tokens: 128\n")
-    namespace: dict = {"__name__": "guide"}
-    exec(POLICY.replace("params/nano.yaml", str(recipe)), namespace)
-    trajectories = namespace["trajectories"]
-    assert len(trajectories) == 4 and all(
-        t.reward is not None and "format" in t.components for t in trajectories
-    )
+    namespace: dict = {"__name__": "by_hand"}
+    exec(BY_HAND.replace("params/nano.yaml", str(recipe)), namespace)
+    assert len(namespace["group"]) == 4 and all(t.reward is not None for t in namespace["group"])
+    assert namespace["other"][0].answer == "42" and namespace["trained"]
+    assert abs(sum(namespace["advantages"])) < 1e-6 and capsys.readouterr().out
 
 
 def test_the_files_of_the_reading_tour_are_there():
-    files = re.findall(r"`([\w/]+\.py)`", TOUR)
-    assert len(files) == 14 and all((ROOT / "agentkit" / file).is_file() for file in files)
+    files = re.findall(r"`([\w/]+\.(?:py|toml))`", PAGES[DOCS / "contributing.md"])
+    missing = [f for f in files if not any((place / f).is_file() for place in (ROOT / "agentkit", ROOT))]
+    assert len(files) > 15 and missing == ["columns.toml"], "which the line before places"
 
 
 def test_the_example_of_a_declared_tool_keeps_the_protocol():
@@ -61,11 +60,16 @@ def test_the_example_of_a_declared_tool_keeps_the_protocol():
     assert namespace["Shop"].price.tool_spec.max_concurrent == 8
 
 
+def test_keys_are_those_of_the_recipe():
+    assert f"```\n{Recipe.defaults()}\n```" in PAGES[DOCS / "keys.md"]
+
+
 def test_start_names_every_command(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--help"])
     known = set(re.findall(r"• (\w+)", capsys.readouterr().out))
-    assert known == cli.COMMANDS.keys() == set(re.findall(r"^agentkit (\w+).* # ", START, re.MULTILINE))
+    told = set(re.findall(r"^agentkit (\w+).* # ", PAGES[DOCS / "start.md"], re.MULTILINE))
+    assert known == cli.COMMANDS.keys() == told
 
 
 def anchors(text: str) -> set[str]:
@@ -79,10 +83,20 @@ def test_links_lead_somewhere():
         for link in re.findall(r"\]\(((?!http)[^)]+)\)", text):
             file, _, part = link.partition("#")
             target = (page.parent / file).resolve() if file else page
-            assert target.exists(), link
-            assert not part or part in anchors(PAGES[target]), link
+            assert target.exists(), (page, link)
+            assert not part or part in anchors(PAGES[target]), (page, link)
 
 
-def test_what_is_read_first_stays_short():
-    limits = {"README.md": 8_192, "docs/results.md": 10_240, "docs/images/viewer.png": 300_000}
-    assert all((ROOT / name).stat().st_size <= most for name, most in limits.items())
+def test_pages_stay_short():
+    sizes = {page: len(text.encode()) for page, text in PAGES.items()}
+    assert sizes.pop(ROOT / "README.md") <= 8_192
+    assert sum(sizes.values()) <= 76_000
+    assert [page for page, text in PAGES.items() if text.count("\n") > 150] == []
+    assert (DOCS / "images" / "viewer.png").stat().st_size <= 300_000
+
+
+def test_paragraphs_have_at_most_six_lines():
+    for page, text in PAGES.items():
+        for block in re.sub(r"```.*?```", "", text, flags=re.DOTALL).split("\n\n"):
+            plain = [line for line in block.strip().split("\n") if not re.match(r"[|#-]|\d\.|  ", line)]
+            assert len(plain) <= 6, (page.name, plain[0])

@@ -63,7 +63,7 @@ def test_its_notebooks_run_to_the_comparison(name, stand_in, tmp_path):
 )
 def test_what_guide_and_headers_say_of_memory_is_what_the_plan_counts(model, config, monkeypatch):
     """Rounded to GB, and the key to change first. Both recipes have the same trajectories, traced once."""
-    guide, count = (project_root() / "docs" / "guide.md").read_text(), memory.update_peak
+    guide, count = (project_root() / "docs" / "gpus.md").read_text(), memory.update_peak
     counted = {}
 
     def once(config, recipe, dtype, rows, *sizes, **options):

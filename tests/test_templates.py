@@ -1,6 +1,6 @@
 """The chat templates that TRL ships: each carries multi-turn tool trajectories token for token, or is refused.
 
-``python tests/test_templates.py`` prints the table of docs/guide.md.
+``python tests/test_templates.py`` prints the table of docs/own-work.md.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ CONTROL = re.compile(
 )
 FRAMES = ("<tool_response>", "</tool_response>")  # around a reply
 FRAMING = re.compile(r"</?tool_(?:response|call)>")
-GUIDE = Path(__file__).parents[1] / "docs" / "guide.md"
+GUIDE = Path(__file__).parents[1] / "docs" / "own-model.md"
 
 
 class Library:

