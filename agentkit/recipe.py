@@ -377,7 +377,9 @@ def _told(error: ValidationError) -> str:
     name = str(error.errors()[0]["loc"][0])
     keys = Recipe.keys()
     if name in keys:
-        return f"{sentence(error)} ({keys[name].description})"
+        grid = isinstance(error.errors()[0]["input"], list)
+        way = "a list is a grid, for agentkit sweep" if grid else keys[name].description
+        return f"{sentence(error)} ({way})"
     (close,) = difflib.get_close_matches(name, keys, n=1, cutoff=0.0)
     return f"unknown recipe key {name[:100]!r}: did you mean {close!r}?"
 
@@ -462,12 +464,9 @@ def _beside(place: Path, key: str, name: Any) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Off, on, yes and no are words, as in YAML 1.2."""
+    """YAML 1.2's plain values: off, on, yes and no are words, and so are 010 and 1:30."""
 
-    yaml_implicit_resolvers = {
-        first: [(tag, form) for tag, form in rules if not tag.endswith(":bool")]
-        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
+    yaml_implicit_resolvers: dict[str, list[Any]] = {}
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """A mapping, no key of which is given twice: of two, one would silently count."""
@@ -477,7 +476,14 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile("^(true|false)$", re.I), list("tTfF"))
+for _tag, _form, _first in (
+    ("bool", "true|True|false|False", "tTfF"),
+    ("int", r"[-+]?(0|[1-9][0-9]*)", "-+0123456789"),
+    ("float", r"[-+]?(\.[0-9]+|(0|[1-9][0-9]*)(\.[0-9]*)?)([eE][-+]?[0-9]+)?", "-+.0123456789"),
+    ("null", "~|null|", ["~", "n", ""]),
+    ("merge", "<<", "<"),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^({_form})$"), list(_first))
 
 
 def parse_yaml(text: str) -> Any:

@@ -102,6 +102,9 @@ def test_any_mapping_is_a_recipe_or_a_recipe_error(values):
     ("text", "says"),
     [
         ("seed: 3.5", "seed is 3.5; it should be a whole number"),
+        ("seed: 010", "seed is '010'; it should be a whole number"),
+        ("steps: 1:30", "steps is '1:30'; it should be a whole number"),
+        ("seed: [1, 2]", "a list is a grid, for agentkit sweep"),
         ("seed: 1\nbeta: 0\nseed: 2", "'seed' is set twice; keep one of the two"),
         ("- seed", "is no mapping of keys to values"),
         ("a: [", "it is not valid YAML: while parsing a flow node"),
