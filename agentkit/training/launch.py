@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import psutil
 import torch
 
 from agentkit.lab import Lab
@@ -153,7 +154,10 @@ class _Children:
         self._run, self._token, self._stopping = run, uuid.uuid4().hex, False
         self._wait_s, self._name = patience(Recipe.from_mapping(job["recipe"])), job["job"].partition(":")[2]
         self._job = run.file(f".job-{self._token}.json")  # of this launch: the result comes back in it
-        write_json(self._job, job)
+        for left in run.path.glob(".job-*.json"):  # by a kernel or command that was killed
+            if not psutil.pid_exists(read_json(left).get("pid", 0)):
+                left.unlink(missing_ok=True)
+        write_json(self._job, job | {"pid": os.getpid()})
 
     def result(self, number: int, cards: Sequence[str], tell: OnMetrics) -> dict[str, Any]:
         """What the job returned. Raises RunError with its last error, TrainingStopped when interrupted."""
