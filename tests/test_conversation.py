@@ -87,8 +87,12 @@ BY_NAME = [{"role": "tool", "name": n, "content": c} for n, c in (("search", "fo
             {"tool_calls": [ADD, CALL]},
             [{"role": "tool", "tool_call_id": "a", "content": "found"}, BY_ORDER[0]],
         ),
+        (
+            {"tool_calls": [ADD | {"id": 1}, CALL | {"id": 2}]},
+            [BY_ORDER[1] | {"tool_call_id": 2}, BY_ORDER[0] | {"tool_call_id": 1}],
+        ),
     ],
-    ids=["in the text", "framed in a user message", "by name", "by id"],
+    ids=["in the text", "framed in a user message", "by name", "by id", "by number"],
 )
 def test_replies_go_to_the_calls_they_name_else_in_order(read, asks, replies):
     turn, _ = read(USER, {"role": "assistant"} | asks, *replies, ANSWER).turns
@@ -101,7 +105,8 @@ def test_replies_go_to_the_calls_they_name_else_in_order(read, asks, replies):
 @pytest.mark.parametrize(
     ("said", "says"),
     [
-        ({"content": "", "tool_calls": "x"}, "tool_calls that are a list"),
+        ({"content": "", "tool_calls": "x"}, "a list of tool_calls"),
+        ({"content": "hm", "function_call": ADD}, "a list of tool_calls"),  # OpenAI's older form
         ({"tool_calls": [{"id": "1"}]}, "row 1: a tool call has no name"),
         ({"tool_calls": [3]}, "row 1: a tool call has no name"),
         ({"content": "<think>Answer: 5"}, "row 1: "),

@@ -66,6 +66,22 @@ def test_another_text_is_no_action_of_the_policy(lab, policy, rolled):
     start, end = answered.turns[1].span
     assert not any(answered.action_mask[start:end]), "nobody sampled it"
     assert answered.completion_ids[:start] == original.completion_ids[:start]
+    edited = lab.fork(task, original, 0, policy, text=original.turns[0].text.partition("<|im_end|>")[0], n=1)[
+        0
+    ]
+    (again,) = lab.fork(task, edited, 0, policy, n=1)
+    start, end = again.turns[0].span
+    assert not any(again.action_mask[start:end]), "nor where it is continued once more"
+
+
+def test_continuations_are_drawn_anew(lab, policy, rolled):
+    """With a rollout's own random numbers one of n would be the original again."""
+    tasks = [task for task, _ in rolled]
+    sampled = [t for t in lab.rollout(tasks, policy, temperature=1.5) if t.turns[0].results]
+    by_id = {task.id: task for task in tasks}
+    made = [lab.fork(by_id[t.task_id], t, 0, policy, n=1, temperature=1.5)[0] for t in sampled]
+    same = [one.completion_ids == other.completion_ids for one, other in zip(made, sampled, strict=True)]
+    assert len(same) > 3 and sum(same) < 2
 
 
 def test_without_a_task_nothing_is_judged(policy, rolled):

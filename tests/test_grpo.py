@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
-from survive import make_trainer
+from survive import make_trainer, tiny_agent
 
 from agentkit.evaluation import summarize
 from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.recipe import Recipe
-from agentkit.records import RunError
+from agentkit.records import RecipeError, RunError
 from agentkit.runs import Run, read_jsonl
 from agentkit.training import loop, prefix, sft
 from agentkit.training.loop import GRPO
@@ -59,6 +59,18 @@ def test_a_short_run_writes_everything_keeps_the_best_adapter_and_repeats_itself
     again.train()
     found, other = ([t.completion_ids for t in m.run.trajectories(2)] for m in (made, again))
     assert found == other, "one seed, one training"
+
+
+def test_a_prompt_that_is_too_long_is_told_of_before_the_first_step(tmp_path):
+    model, tokenizer = tiny_agent()
+    model.config.max_position_embeddings = 700
+    made = make_trainer(tmp_path / "run", agent=(model, tokenizer))
+    made.tasks["train-3"] = replace(made.tasks["train-3"], prompt="Say it. " * 400)
+    with pytest.raises(
+        RecipeError, match=r"train-3 has \d+ tokens, and the engine reads 700 .*max_prompt_tokens"
+    ):
+        made.train()
+    assert not made.run.steps
 
 
 def test_the_cold_start_trains_assistant_tokens_only(suite, tmp_path):

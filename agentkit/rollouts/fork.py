@@ -104,6 +104,7 @@ class _Fork(_Rollout):
             start, end = turn.span
             ids, logprobs = self.source.completion_ids, self.source.old_logprobs
             self.completion.sampled(list(ids[start:end]), list(logprobs[start:end]))
+            self.completion.mask[start:end] = self.source.action_mask[start:end]  # perhaps of a fork itself
             results = tuple([await self._again(result, number) for result in turn.results])
             edited = self.replies is not None and number == self.at
             if edited:
@@ -129,7 +130,8 @@ class _Fork(_Rollout):
 
     async def _sample(self, request: Request) -> Sample:
         if self.text is None or len(self.turns) > self.at:
-            return await super(_Fork, self)._sample(request)
+            own = *request.seed, self.at  # the numbers of a rollout would give the original again
+            return await super(_Fork, self)._sample(replace(request, seed=own))
         said = parse_turn(self.text, self.codec.format, self.codec.tools)
         ids = turn_ids(self.codec.tokenizer, request.ids, self.text, bool(said.calls or said.errors))
         self.written = len(self.completion.ids), len(self.completion.ids) + len(ids)

@@ -134,8 +134,10 @@ class Work:
 
 def _empty(error: BaseException | None) -> None:
     """Let go of what an error's frames hold where there is a GPU: IPython keeps the last error."""
-    while error is not None and torch.cuda.is_initialized():
+    seen = []  # "raise error from error" makes a ring
+    while error is not None and error not in seen and torch.cuda.is_initialized():
         traceback.clear_frames(error.__traceback__)
+        seen.append(error)
         error = error.__cause__ or error.__context__
 
 

@@ -34,7 +34,7 @@ from agentkit.policies.sync_guard import sync
 from agentkit.policies.unsloth import adapted
 from agentkit.records import RecipeError, RunError, Step, Task, Trajectory
 from agentkit.rewards import score_all
-from agentkit.rollouts import rollout
+from agentkit.rollouts import prompt_lengths, rollout
 from agentkit.rollouts.tokens import batch_faults, exact_decode
 from agentkit.runs import Run, append_jsonl, write_trajectories
 from agentkit.training import advantages, metrics
@@ -125,6 +125,7 @@ class GRPO:
         policy = partial(make_policy, self.model, self.tokenizer, "grpo", recipe, self._engine)
         bar = partial(tqdm, total=recipe.steps, desc="GRPO", disable=not main)
         with self.saves, policy() as self.policy, bar() as self._bar:
+            self._check_prompts()
             self.saves.go_on()
             self._bar.update(self.done)
             self._correct = Correction(self.policy, self.model, self.logprobs, recipe)
@@ -379,6 +380,18 @@ class GRPO:
             on_main_process(lambda: save_adapter(self.model, self.tokenizer, self.run.file("adapter")))
             self.best = (max(best, success), self.done)
         return metrics.validation_metrics(summary, sampled, time.monotonic() - start)
+
+    def _check_prompts(self) -> None:
+        """Raise RecipeError for a prompt that leaves no room: rollouts would end the training at its turn."""
+        tasks, reads = [*self.tasks.values(), *self.validation], self.policy.max_length or math.inf
+        # a text has no more tokens than bytes; the tools' is taken to be at most half of what is read
+        long = [task for task in tasks if 2 * len(task.prompt.encode("utf-8", "replace")) >= reads]
+        for task, length in prompt_lengths(long, self.tokenizer, self.options["environment"]).items():
+            if length >= reads:
+                raise RecipeError(
+                    f"the prompt of task {task} has {length} tokens, and the engine reads {reads} with the "
+                    "completion: leave such tasks out with max_prompt_tokens, or give it a longer context"
+                )
 
 
 def _check(recipe: Recipe, tasks: int) -> None:

@@ -99,11 +99,12 @@ def _checked(row: Mapping[str, Any]) -> list[dict[str, Any]]:
             and message.get("role") in _ROLES
             and isinstance(message.get("content"), str | list | None)
             and isinstance(message.get("tool_calls"), list | None)
+            and not message.get("function_call")
         )
         if not well_formed:
             raise DataError(
                 f"the message {message!a:.80} needs a role ({', '.join(_ROLES)}), content that is text or a "
-                "list of parts, and tool_calls that are a list"
+                "list of parts, and its calls in a list of tool_calls"
             )
     if not re.fullmatch(_ORDER, "".join(message["role"][0] for message in messages)):
         raise DataError(
@@ -185,7 +186,7 @@ def _results(
     found: dict[int, ToolResult] = {}
     for reply in replies:
         left = [i for i in range(len(asked)) if i not in found]
-        by_id = [i for i in left if asked[i][0] and asked[i][0] == reply.get("tool_call_id")]
+        by_id = [i for i in left if asked[i][0] and asked[i][0] == str(reply.get("tool_call_id"))]
         by_name = [i for i in left if asked[i][1] == reply.get("name")]
         place = (by_id or by_name or left)[0]
         _, name, arguments = asked[place]
