@@ -160,7 +160,8 @@ def test_secrets_are_masked_in_card_and_pages(tmp_path, monkeypatch):
 
 
 def test_names_of_secrets():
-    secret = ("api_key", "HF_TOKEN", "dbPassword", "client_secret", "authorization", "AWS_SECRET_ACCESS_KEY")
+    secret = ("api_key", "HF_TOKEN", "dbPassword", "client_secret", "authorization", "AWS_SECRET_ACCESS_KEY",
+              "AWS_SESSION_TOKEN", "admin_token", "auth_key")  # fmt: skip
     harmless = ("max_tokens", "eos_token", "key", "tokens", "author", "pattern")
     assert all(map(is_secret_name, secret)) and not any(map(is_secret_name, harmless))
 

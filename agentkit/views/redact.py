@@ -17,9 +17,11 @@ MASK = "[masked]"
 _SECRET = re.compile(  # in a name in snake case
     r"password|passwd|passphrase|secret|credential|authorization|api_?key"
     r"|(^|_)(token|pwd|pat|jwt|auth|bearer|cookies?)$"
-    r"|(access|private|signing|encryption|client|account|service|ssh|deploy|master|app|judge)_keys?$"
+    r"|(access|auth|private|signing|encryption|client|account|service|ssh|deploy|master|app|judge)_keys?$"
 )
-_HARMLESS = re.compile(r"(eos|bos|pad|unk|sep|cls|mask|stop|end|start|special|next|max|min|n|new)_token$")
+_HARMLESS = re.compile(  # not admin_token or session_token, which end like two of these
+    r"(^|_)(eos|bos|pad|unk|sep|cls|mask|stop|end|start|special|next|max|min|n|new)_token$"
+)
 
 # a name and its value in text: MY_TOKEN=value, "api_key": "value", client_secret: value, --api-key value
 _ASSIGNED = re.compile(
