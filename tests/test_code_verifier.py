@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -150,6 +151,18 @@ PRINTED = {
 def test_what_is_printed_is_compared_as_text_but_for_long_decimals():
     options = {"tests": [{"stdin": "", "stdout": "1 0.3333333333\n"}], "entry": "", "timeout_s": 10}
     assert {text: value(f"print({text!r})", **options) for text in PRINTED} == PRINTED
+
+
+def test_many_spaces_are_compared_at_once():
+    start, tests = time.monotonic(), [{"stdin": "", "stdout": "5"}]
+    assert value("print('x' + ' ' * 250_000 + 'x')", tests=tests, entry="", timeout_s=10) == 0
+    assert time.monotonic() - start < 20, "a pattern took minutes, in the trainer itself"
+
+
+def test_results_that_the_sandbox_cannot_give_back_are_unscored_and_never_wrong():
+    echo = "def f(n):\n    return 'x' * n"
+    assert value(echo, tests=[[[200_000], "x" * 200_000]], entry="f", timeout_s=10) == 1
+    assert value(echo, tests=[[[300_000], "x" * 300_000]], entry="f", timeout_s=10) is None
 
 
 def test_what_one_test_printed_is_no_other_tests_output():

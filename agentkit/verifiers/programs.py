@@ -21,13 +21,14 @@ from typing import Any
 
 from agentkit.records import Score, Unscored
 from agentkit.runs.files import parse_json
-from agentkit.sandbox import MAX_INPUT, run_python
+from agentkit.sandbox import MAX_INPUT, MAX_OUTPUT, run_python
 from agentkit.tools.calculator import PARSING
 
 MAX_TESTS = 1_000
 MEMORY_MB = 512
 NOTHING = object()  # equal to no value
 ROUNDING = 1e-12  # of a number that should be 0
+REPORT = 48  # bytes of a report around its value
 _HARNESS = Path(__file__).with_name("isolated").joinpath("harness.py").read_text(encoding="utf-8")
 _FENCE = re.compile(r"(?P<before>(?:[^`~]|(?!```|~~~).)*+)(?P<marks>`{3,}+|~{3,}+)[ \t]*(?P<tag>[^`]*)")
 _PYTHON = re.compile(r"[{.\s]*i?py(?:thon)?[\d.]*(?![\w+#-])", re.IGNORECASE)
@@ -151,6 +152,8 @@ def returned(
 def _passed(program: str, tests: Sequence[Any], entry: str, setup: str, timeout_s: float) -> int:
     """How many tests pass."""
     cases = [_case(test, entry) for test in tests]
+    if (size := sum(REPORT + len(json.dumps(expected)) for _, expected in cases)) > MAX_OUTPUT:
+        raise Unscored(f"the tests expect {size} bytes of results, and the sandbox gives back {MAX_OUTPUT}")
     reports = run_calls(program, setup, entry, [call for call, _ in cases], timeout_s)
     return sum(_fits(report, expected) for report, (_, expected) in zip(reports, cases, strict=True))
 
@@ -183,15 +186,14 @@ def _fits(report: dict, expected: dict) -> bool:
 
 def _same_print(printed: str, expected: str) -> bool:
     """Whether the lines are the same, but for spaces behind them; long decimals as in ``same``."""
-    words, wanted = (re.split(r"[ \t\r]*(\n)|( )", text.rstrip()) for text in (printed, expected))
-    return len(words) == len(wanted) and all(map(_same_word, words, wanted))
+    lines, wanted = ([line.rstrip() for line in text.rstrip().split("\n")] for text in (printed, expected))
+    words, golds = (" \n ".join(each).split(" ") for each in (lines, wanted))
+    return len(words) == len(golds) and all(map(_same_word, words, golds))
 
 
-def _same_word(word: str | None, gold: str | None) -> bool:
-    if word == gold or not word or not gold:
-        return word == gold
+def _same_word(word: str, gold: str) -> bool:
     is_close = _DECIMAL.fullmatch(word) and _DECIMAL.fullmatch(gold)
-    return bool(is_close and math.isclose(float(word), float(gold), rel_tol=1e-9))
+    return word == gold or bool(is_close and math.isclose(float(word), float(gold), rel_tol=1e-9))
 
 
 def same(value: Any, gold: Any) -> bool:
