@@ -197,6 +197,12 @@ def test_a_program_that_only_knows_the_tests_is_refused():
     assert audit(task, honest).value == 1.0 and audit(task, cheat).value == 0.0
     verdicts = audited({"c": task}, [honest, cheat], sample=None)
     assert audit_metrics(verdicts) == {"audit_success": 0.5, "audit_disagreement": 0.5, "audited": 2.0}
+    tests = [[[{"a": 1.5}], 3.0], [[{"a": 2.5}], 5.0]]
+    halves = dataclasses.replace(
+        task, answer="def f(x):\n    return 2 * x['a']", verifier=verifier | {"tests": tests}
+    )
+    knows = "```python\ndef f(x):\n    return {1.5: 3.0, 2.5: 5.0}[x['a']]\n```"
+    assert audit(halves, rollout("c", 2, 1.0, answer=knows)).value == 0.0, "numbers in objects vary too"
     listed = disagreements(verdicts, {"c": task})
     assert list(listed["trajectory"]) == ["3:c#1"] and "agrees with the reference" in listed["auditor"][0]
 
@@ -302,6 +308,11 @@ def test_a_watch_goes_on_from_what_is_stored_and_drops_alarms_of_steps_that_were
     for row in rows[6:]:
         again.add(row)
     assert read_alarms(run) == whole.alarms and len(again.alarms) == 1
+    damaged = run.file("train", "trajectories", "step_00003.parquet")
+    damaged.parent.mkdir()
+    damaged.write_bytes(b"torn")
+    with pytest.warns(UserWarning, match="from here on only"):  # what a power cut left ends no training
+        Watch.over(run)
 
 
 # ---- what an alarm needs

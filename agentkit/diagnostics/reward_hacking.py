@@ -94,12 +94,16 @@ def _varied(value: Any, rng: random.Random) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         signs = (-1, 1) if value < 0 else (1,)
         return value + rng.randint(0, max(3, abs(value) // 2)) * rng.choice(signs)
+    if isinstance(value, float):
+        return round(value * rng.uniform(0.5, 2.0), 2)
     if isinstance(value, str):
         letters = [c for c in value if c.isalpha()]
         return "".join(rng.choice(letters) if c.isalpha() else c for c in value)
     if isinstance(value, list):
         items = [_varied(item, rng) for item in value for _ in range(rng.choice((1, 1, 2)))]
         return rng.sample(items, len(items))
+    if isinstance(value, dict):
+        return {key: _varied(item, rng) for key, item in value.items()}
     return value
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,11 @@ class Watch:
     def over(cls, run: Run) -> Watch:
         """A watch that goes on from what a run has stored; alarms of steps that were cut are dropped."""
         watch = cls()
-        for step in read_steps(run):
-            watch.take(step)
+        try:
+            for step in read_steps(run):
+                watch.take(step)
+        except RunError as error:  # no reason to stop a training
+            warnings.warn(f"alarms look at the steps from here on only: {error}", stacklevel=2)
         watch._path = write_jsonl(run.file(*FILE), map(dataclasses.asdict, watch.alarms))
         return watch
 
