@@ -80,6 +80,8 @@ def test_the_best_and_the_worst_of_k_samples():
     assert got["pass_at_k"]["success"] == pytest.approx(2 / 3)
     assert got["pass_hat_k"]["success"] == pytest.approx(1 / 3)
     assert "k" not in summarize(singles([1.0, 0.0]))
+    one_each = summarize({1: singles([1.0, None]), 2: singles([None, 1.0])})
+    assert "k" not in one_each and one_each["unscored"] == 2, "no seed scored both"
 
 
 def test_how_calls_fail_and_text_without_tokens():

@@ -164,6 +164,8 @@ def _draws(values: Values) -> dict[str, Any]:
     """
     sizes = {task: min(map(len, seeds)) for task, seeds in values.items() if any(seeds)}
     k, draws = median_low(sizes.values()), {}
+    if k < 2:
+        return {}
     for name, sign in (("pass_at_k", 1), ("pass_hat_k", -1)):
         best = {
             task: [[sign * statistics.best_of([sign * x for x in own], k)] for own in values[task]]
@@ -171,7 +173,7 @@ def _draws(values: Values) -> dict[str, Any]:
             if size >= k
         }
         draws[name] = measure(best)
-    return {"k": k} | draws if k > 1 else {}
+    return {"k": k} | draws
 
 
 def same_tasks(ids: Mapping[str, Iterable[str]]) -> None:
