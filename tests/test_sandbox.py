@@ -224,6 +224,15 @@ def test_a_sandbox_whose_canary_gets_out_is_not_used(monkeypatch):
     assert "it got out" in result.stderr and sandbox.missing() == "a canary: it got out"
 
 
+def test_a_temporary_folder_with_a_name_too_long_for_sockets_is_told(tmp_path, monkeypatch):
+    sandbox.close()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("long" * 25)))
+    os.mkdir(tmp_path / ("long" * 25))
+    result = run_python("print(1)")
+    sandbox.close()
+    assert result.status == "refused" and "set TMPDIR to a shorter path" in result.stderr
+
+
 def test_canaries_notice_a_missing_wall(monkeypatch, tmp_path):
     """Each wall taken down in turn, for real: the canaries must see it."""
     source = Path(zygote.__file__).parent

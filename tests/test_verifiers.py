@@ -273,6 +273,9 @@ def test_mistakes_of_the_author_are_errors():
         check("numeric", "1", "1", tolerance=1)
     with pytest.raises(ValueError, match="verifier 'numeric'"):
         check("numeric", "1", "2", abs_tol="wide")
+    for name in ("answer", "gold", "trajectory"):
+        with pytest.raises(ValueError, match=f"no option of a verifier may be called '{name}'"):
+            verify(Task("a", "p", "1", {"kind": "exact", name: "1"}), "1")
     with pytest.raises(ValueError, match="unknown rule 'lenient'"):
         check("exact", "a", "a", rule="lenient")
     with pytest.raises(ValueError, match="cannot go on with 'judge'"):

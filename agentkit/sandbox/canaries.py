@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from agentkit.records import SandboxError
+
 _ATTEMPTS = """
 import ctypes, os, socket
 libc = ctypes.CDLL(None, use_errno=True)
@@ -95,7 +97,10 @@ def _breakout() -> Iterator[str]:
         secret, unix = os.path.join(folder, "secret"), os.path.join(folder, "socket")
         with open(secret, "w") as file:
             file.write("secret")
-        unix_socket.bind(unix)
+        try:
+            unix_socket.bind(unix)
+        except OSError as error:
+            raise SandboxError(f"no socket in {folder} ({error}): set TMPDIR to a shorter path") from None
         targets = {"secret": secret, "folder": folder, "unix": unix, "pid": os.getpid()}
         try:
             yield _ATTEMPTS.format(**targets, port=server.getsockname()[1])

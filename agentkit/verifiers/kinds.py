@@ -153,4 +153,6 @@ def verify(task: Task, answer: str | Trajectory | None) -> Score:
     if kind not in SHIPPED:  # one of yours may change what it is given, which is the suite's
         options = deepcopy(options)
     options.setdefault("question", task.prompt)
+    if wrong := {"answer", "gold", "trajectory"} & options.keys():
+        raise ValueError(f"no option of a verifier may be called {min(wrong)!r}, which it is given anyway")
     return check(kind, answer, task.answer, trajectory=trajectory, **options)
