@@ -63,12 +63,16 @@ def test_forecast_by_hand():
 
 def test_a_model_that_was_never_measured_is_estimated_by_a_roofline():
     prices = read_prices(PRICES)
-    recipe = Recipe.from_mapping(SMALL | {"model": "some-2B-it", "max_tokens": 4096, "max_batch": 8})
+    recipe = Recipe.from_mapping(
+        SMALL | {"model": "some-2B-it", "max_tokens": 4096, "max_batch": 8, "beta": 0.0}
+    )
     rates = prices.rates_of(recipe)  # A100: 312 TFLOP/s, 2.04 TB/s; likely: 1,024 + 1,024 tokens
     update = 6 * 2e9 * 2048 / (0.22 * 312e12)
     step = (2 * 2e9 + 4 * 1536 * 100e3) / (0.6 * 2.04e12) + 0.005  # of the 4 rows of a batch
     assert rates.update == rates.demonstration == pytest.approx(update)
     assert rates.rollout == pytest.approx(1024 * step / 4 + update / 3)
+    with_reference = prices.rates_of(recipe.but(beta=0.04))
+    assert (with_reference.update, with_reference.demonstration) == (pytest.approx(update * 4 / 3), update)
     assert rates.evaluation < rates.rollout, "8 rows share the reading of the weights"
     fast, slow = (prices.rates_of(recipe, case) for case in ("fast", "slow"))
     assert fast.rollout < rates.rollout < slow.rollout and fast.update < rates.update < slow.update
@@ -78,7 +82,9 @@ def test_a_model_that_was_never_measured_is_estimated_by_a_roofline():
 def test_the_range_holds_what_was_measured_on_a_gpu():
     """docs/gpus.md: eight trajectories of 2,048 tokens after 1,024 at a 4B shape took one H200 2.69 s."""
     prices = replace(read_prices(PRICES), device="H200")
-    recipe = Recipe.from_mapping(SMALL | {"model": "Qwen/Qwen3-4B-Instruct-2507", "max_tokens": 8192})
+    recipe = Recipe.from_mapping(
+        SMALL | {"model": "Qwen/Qwen3-4B-Instruct-2507", "max_tokens": 8192, "beta": 0}
+    )
     per_token = {case: prices.rates_of(recipe, case).update / (1024 + share * 8192)
                  for case, share in {"fast": 0.125, "likely": 0.25, "slow": 0.5}.items()}  # fmt: skip
     assert per_token["fast"] < 2.69 / (8 * 3072) < per_token["slow"]

@@ -106,7 +106,8 @@ class Prices:
     def _roofline(self, recipe: Recipe, case: str) -> Rates:
         """From sizes and data sheets: a step of decoding reads the weights and the keys and values of every
         row; a token costs 2 operations a parameter forward, and 6 in an update (forward, again for
-        checkpointing, backward; the weights of a LoRA's base have no gradient).
+        checkpointing, backward; the weights of a LoRA's base have no gradient), and 2 more for the reference
+        where beta asks for one.
         """
         model, device, belief = self._model(recipe.model), self.devices[self.device], self.beliefs[case]
         own = belief.filled * recipe.max_tokens
@@ -118,11 +119,12 @@ class Prices:
             moved = (weights + rows * cached) / (belief.bandwidth * device.tb_s * 1e12)
             return own * (moved + belief.decode_s) / rows + 2e9 * model.billions * (PROMPT + own) / flops
 
-        update = 6e9 * model.billions * (PROMPT + own) / flops
+        learnt = 6e9 * model.billions * (PROMPT + own) / flops
+        update = learnt * (4 / 3 if recipe.beta else 1)
         batch = min(recipe.max_batch, recipe.prompts_per_step * recipe.group_size)
         size = f"{model.billions:g} billion parameters on one {self.device}"
         source = f"estimated for {size}, {PROMPT} + {own:,.0f} tokens a trajectory; not measured"
-        return Rates(sampled(batch), sampled(recipe.max_batch), update, update, LOADING, source)
+        return Rates(sampled(batch), sampled(recipe.max_batch), update, learnt, LOADING, source)
 
     def _model(self, name: str) -> Model:
         if name in self.models:
