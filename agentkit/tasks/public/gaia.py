@@ -92,6 +92,8 @@ def load(
             levels, or one is broken.
         RunError: a local file cannot be read.
     """
+    if limit is not None and limit < 1:
+        raise DataError(f"limit is {limit}; it must be at least 1, or None")
     left_out = {"1", "2", "3"} - {str(level) for level in levels}
     if Path(source).exists():
         rows, attachment = _local(Path(source), split)
