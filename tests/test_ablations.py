@@ -13,8 +13,10 @@ from agentkit.runs import Run, append_jsonl, write_tasks, write_trajectories
 from agentkit.views import plots
 
 
-def finished(folder, success, policy="sft"):
-    """A sweep whose cells (S, N) of each arm came out like that; NaN is not scored."""
+def finished(folder, success, policy="sft", start=()):
+    """A sweep whose cells (S, N) of each arm came out like that; NaN is not scored. Of the arms in ``start``
+    validation kept step 0, and the last step was measured.
+    """
     cells, runs = [], {}
     seeds = max(map(len, success.values()))
     for arm, outcomes in success.items():
@@ -24,6 +26,9 @@ def finished(folder, success, policy="sft"):
             cells.append(cell)
             if seed <= len(outcomes):
                 runs[arm][seed] = _cell(folder / cell["run"], outcomes[seed - 1], policy)
+                if arm in start:
+                    stage = {"status": "done", "best_step": 0, "measured_step": 2}
+                    runs[arm][seed].update(stages={"03_grpo": stage})
                 cell["status"] = "done"
     arms = {name: {"policy": policy} for name in success}
     state = {"question": "Which?", "against": "default", "arms": arms, "cells": cells}
@@ -100,6 +105,22 @@ def test_an_arm_that_lacks_seeds_takes_no_verdict_from_the_others(tmp_path):
     assert "not compared, as they lack seeds: torn" in ablation.answer() and ablation.missing == [
         "torn/seed-3"
     ]
+
+
+def test_an_arm_that_kept_step_0_is_marked_and_a_sweep_of_such_arms_gives_no_verdict(tmp_path):
+    own = {"default": outcomes(3, 0.9), "harm": outcomes(3, 0.1)}
+    ablation = finished(tmp_path / "one", own, policy="grpo", start=["harm"])
+    note = ablation.to_json()["arms"]["harm"]["note"]
+    assert (
+        note.startswith("harm, seed 1, 2, 3: Validation preferred the start") and "harm can be seen" in note
+    )
+    assert "; worse: harm (-" in ablation.answer() and ablation.answer().endswith(note)
+    assert list(ablation.table()["step 0 kept"]) == ["–", "seed 1, seed 2, seed 3"]
+    never = finished(tmp_path / "all", own, policy="grpo", start=list(own))
+    (test,) = never.to_json()["paired"]
+    assert test["verdict"] == "step 0 kept, no verdict" and test["p"] is test["p_dunnett"] is None
+    assert "no verdict, as validation preferred the start in every cell of GRPO: harm (-" in never.answer()
+    assert "worse" not in never.answer() and "off its line" not in str(plots.arm_success(never).layout.title)
 
 
 def test_tasks_that_are_not_scored_everywhere_are_left_out(tmp_path):

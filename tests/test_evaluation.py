@@ -9,6 +9,7 @@ from scipy.stats import ttest_1samp
 
 from agentkit.evaluation import Comparison, compare, summarize, task_success
 from agentkit.evaluation.examples import examples
+from agentkit.evaluation.headline import early, planted, spoilt
 from agentkit.evaluation.tables import save, text_table, to_html
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, RunError, append_jsonl
@@ -244,6 +245,9 @@ def test_the_headline_is_the_last_policy_against_the_best_of_the_others():
         "SFT with more data, the best of base, SFT and SFT with more data (p < 0.0001, corrected for 6 "
         "comparisons, clustered by task)."
     )
+    beaten = compare(policies | {"sft_more": rated([4] * 40), "grpo": rated([1, 2] * 20)}).headline
+    assert beaten["best_other"] == "sft_more" and beaten["diff"] == -0.625
+    assert "] fewer than SFT with more data, the best of base, SFT and SFT with" in beaten["sentence"]
     worse = compare({"grpo": policies["grpo"], "rft": policies["sft_more"]}).headline["sentence"]
     assert worse.startswith("Rejection sampling solves 50.0 % of 40 held-out tasks, 37.5 points [")
     assert worse.endswith("] fewer than GRPO (p < 0.0001, clustered by task).")
@@ -260,7 +264,7 @@ def test_a_headline_says_where_nothing_is_shown():
     assert compare({"sft": sft}).headline is None and compare({"sft": sft}).lead() == []
 
 
-def planted(path, norm=0.1, **stage):
+def trained(path, norm=0.1, **stage):
     """A run whose GRPO came to an end like that, after steps with this norm of the gradient."""
     run = Run.create(path)
     run.update(stages={"03_grpo": {"status": "done"} | stage})
@@ -271,15 +275,33 @@ def planted(path, norm=0.1, **stage):
 
 def test_grpo_that_kept_step_0_claims_no_gain(tmp_path):
     found = compare({"base": rated([0] * 40), "grpo": rated([4] * 40, "grpo")})
-    kept = found.of_run(planted(tmp_path / "a", best_step=0, steps=40))
+    kept = found.of_run(trained(tmp_path / "a", best_step=0, steps=40))
     assert kept.lead()[0].startswith("GRPO kept the adapter of step 0: no step improved on its start")
     assert kept.lead()[0].endswith("It solves 100.0 % of 40 held-out tasks, and no gain is claimed.")
     assert kept.to_json()["policies"]["grpo"]["trained_step"] == 0
-    still = found.of_run(planted(tmp_path / "d", norm=0.0, best_step=2))
+    still = found.of_run(trained(tmp_path / "d", norm=0.0, best_step=2))
     assert still.lead() == kept.lead(), "no step had a gradient"
-    later = found.of_run(planted(tmp_path / "b", best_step=20))
+    later = found.of_run(trained(tmp_path / "b", best_step=20))
     assert later.policies["grpo"]["trained_step"] == 20 and later.lead() == found.lead()
     assert found.of_run(Run.create(tmp_path / "c")) == found, "notebook 03 has not ended"
+    harmful = compare({"base": rated([4] * 40), "grpo": rated([0] * 40, "grpo")})
+    (said,) = harmful.of_run(trained(tmp_path / "e", best_step=0, steps=40, measured_step=40)).lead()
+    assert said.startswith("Validation preferred the start to what training made of it; the last step, 40, ")
+    assert said.endswith(f"so that harm can be seen. {harmful.lead()[0]}") and "points" in harmful.lead()[0]
+
+
+def test_a_cold_start_that_did_harm_is_warned_of():
+    pair = compare({"base": rated([3, 4] * 20), "sft": rated([1, 2] * 20)}).paired[0]
+    assert spoilt(pair).startswith("**The cold start made the agent worse than it was before: -50.0 [")
+    assert spoilt(compare({"base": rated([1, 2] * 20), "sft": rated([2, 1] * 20)}).paired[0]) == ""
+
+
+def test_steps_after_the_kept_one_and_planted_flaws_are_said():
+    assert early(15, 45) == "30 of the 45 steps came after the kept one."
+    assert early(0, 45) == early(23, 45) == planted({}) == planted({"in_head": 0.0}) == ""
+    assert planted({"in_head": 0.4, "give_up": 0.0}).startswith(
+        "SFT imitates an expert with planted flaws (in_head 0.4), so"
+    )
 
 
 # ---- tables

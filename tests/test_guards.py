@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from survive import evenness, make_trainer
 
 from agentkit.records import RecipeError, StopReason, TrainingError, Trajectory
@@ -15,6 +16,7 @@ from agentkit.rollouts.loop import OUT_OF_TIME
 from agentkit.runs import read_jsonl
 from agentkit.training import checkpoint_folders, loop
 from agentkit.training.guards import Guards
+from agentkit.training.saves import ADAPTER
 from agentkit.training.selection import spread_over
 
 
@@ -165,6 +167,19 @@ def test_the_last_adapter_within_a_standard_error_of_the_best_is_kept(tmp_path, 
     trainer.best = (before, 0)
     monkeypatch.setattr(trainer, "validation", [trainer.validation[0]] * 25)
     assert trainer.train()["best_step"] == kept
+
+
+def test_the_last_step_takes_the_place_of_step_0_where_it_is_to_be_measured(tmp_path, monkeypatch):
+    trainer = make_trainer(tmp_path / "run", val_every=1, steps=2, measure_last=True)
+    success = iter((1.0, 0.0, 0.0))
+    monkeypatch.setattr(loop, "summarize", lambda *_: {"success": next(success), "ci95": [0.0, 1.0]})
+    result = trainer.train()
+    assert (result["best_step"], result["best_val_success"]) == (0, 1.0)
+    assert (result["measured_step"], result["measured_val_success"]) == (2, 0.0)
+    folders = trainer.run.file("adapter"), trainer.run.file("train", "checkpoints", "checkpoint-2")
+    adapter, last, best = (load_file(f / ADAPTER) for f in (*folders, folders[1] / "best"))
+    assert all(torch.equal(adapter[name], last[name]) for name in last)
+    assert not all(torch.equal(adapter[name], best[name]) for name in last), "what validation kept"
 
 
 def test_a_training_that_ends_early_is_validated_at_its_end(tmp_path, monkeypatch):

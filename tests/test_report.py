@@ -12,7 +12,7 @@ from hostile.widget_texts import CHARACTERS, SCRIPTS
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from agentkit.cli import main
-from agentkit.evaluation import compare
+from agentkit.evaluation import Comparison, compare
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, append_jsonl, load_run, write_json, write_tasks, write_trajectories
 from agentkit.runs.stages import STAGES
@@ -112,6 +112,17 @@ def test_every_part_is_there(tmp_path, capsys):
     assert [part for part in parts if part not in page] == [] and "Missing." not in page
     assert 'href="05_compare.html"' in page and "hello" in run.file("05_compare.html").read_text()
     assert "Let me look." in payload(page) and page.count("Plotly.newPlot(") == 1
+
+
+def test_flaws_and_a_measured_last_step_are_said_first(tmp_path):
+    run = make_run(tmp_path / "a")
+    run.update(recipe=RECIPE | {"flaws": {"in_head": 0.4}})
+    run.update(stages={"03_grpo": {"status": "done", "best_step": 0, "measured_step": 4}})
+    comparison = Comparison.from_json(run.comparison).of_run(run)
+    write_json(run.file("comparison.json"), comparison.to_json())
+    flaws, lead = re.findall(r'class="lead">(.*?)</p>', write_report(run).read_text())
+    assert flaws.startswith("SFT imitates an expert with planted flaws (in_head 0.4)")
+    assert lead.startswith("Validation preferred the start") and "the last step, 4, was measured" in lead
 
 
 def test_it_opens_offline_and_runs_nothing_a_model_wrote(tmp_path, browser):

@@ -69,7 +69,7 @@ def test_the_sweep_that_drafts_suites_can_be_run():
         ({"arms": {"default": {}, "tables": {"beta": 0.1}}}, "a folder of the sweep has this name"),
         ({"arms": {"default": {}, "b": {"seed": 3}}}, "may not set seed"),
         ({"arms": {"default": {}, "../b": {"beta": 0.1}}}, "arm name '../b' is refused"),
-        ({"arms": {"default": {}, "b": {"policy": "sft_more"}}}, "measure no policy 'sft_more', only sft, grpo"),
+        ({"arms": {"default": {}, "b": {"policy": "rft"}}}, "measure no policy 'rft', only sft, grpo, sft_more"),
         ({"arms": {"default": {}, "b": {"reward": "none"}}}, "arm 'b': reward none starts from nothing"),
         ({"arms": {"default": {}, "b": {"lab": "typo.py"}}}, "line 2: SyntaxError"),
         ({"recipe": "few.yaml", "arms": {"default": {}, "b": {"n_tasks": 24}}}, "'b' is tested on other tasks than 'default'"),
@@ -108,6 +108,7 @@ def test_one_seed_of_every_arm_comes_first_and_common_stages_are_made_once(tmp_p
     assert sorted(shared) == [1, 2, 2, 2, 2], "one suite; a baseline for each seed and temperature"
     names = list(cells)
     assert all(names.index(c.parent.name) < names.index(c.name) for c in cells.values() if c.parent)
+    assert all(cell.recipe.measure_last and cell.changes["measure_last"] for cell in cells.values())
     assert len(cells["sft/seed-1"].keys) == 2 and len(cells["free/seed-1"].keys) == len(STAGES)
 
 

@@ -56,11 +56,14 @@ class Comparison:
         return comparison
 
     def of_run(self, run: Run) -> Self:
-        """This comparison with the step whose adapter the run's GRPO kept, which its headline goes by."""
+        """This comparison with the step that the run's GRPO kept, and the last if that was measured in its
+        place, which its headline goes by.
+        """
         step, entry = run.trained_step, self.policies.get("grpo")
         if step is None or entry is None:
             return self
-        policies = self.policies | {"grpo": entry | {"trained_step": step}}
+        steps = {"trained_step": step, "measured_step": run.measured_step}
+        policies = self.policies | {"grpo": entry | steps}
         return replace(self, policies=policies, headline=headline(policies, self.paired))
 
     def table(self) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""The first sentence of a result: the last policy against the best of the others.
+"""The first sentence of a result, the last policy against the best of the others, and what goes before it.
 
 Leaves out the tests (comparison) and the sentence on each pair (tables).
 """
@@ -17,14 +17,40 @@ NAMES = {
 }
 
 
-def untrained(step: int | None) -> str:
-    """What to say where GRPO kept the agent that it started from; nothing where it kept a later one."""
+def untrained(step: int | None, measured: int | None = None) -> str:
+    """What to say where validation kept the agent that GRPO started from, though perhaps the last step was
+    ``measured`` in its place; nothing where it kept a later one.
+    """
     if step != 0:
         return ""
+    if measured:
+        return (
+            f"Validation preferred the start to what training made of it; the last step, {measured}, was "
+            "measured in its place, so that harm can be seen."
+        )
     return (
         "GRPO kept the adapter of step 0: no step improved on its start, so this is the agent before "
         "training, compared with itself."
     )
+
+
+def early(step: int, steps: int) -> str:
+    """What to say where more than half of the steps came after the kept one; where none was kept, nothing."""
+    return f"{steps - step} of the {steps} steps came after the kept one." if 0 < 2 * step < steps else ""
+
+
+def spoilt(pair: Mapping[str, Any]) -> str:
+    """A warning where the pair (base, sft) shows a cold start that did harm."""
+    points = tables.spanned(pair["diff"], pair["ci95"])
+    told = f"**The cold start made the agent worse than it was before: {points} points.**"
+    return told if pair["ci95"][1] < 0 else ""
+
+
+def planted(flaws: Mapping[str, float]) -> str:
+    """What to say of demonstrations by an expert that errs on purpose; nothing where it does not."""
+    told = ", ".join(f"{name} {rate:g}" for name, rate in flaws.items() if rate)
+    more = "so a gain over SFT may be no more than these mistakes unlearnt"
+    return f"SFT imitates an expert with planted flaws ({told}), {more}." if told else ""
 
 
 def headline(
@@ -49,8 +75,9 @@ def _sentence(
     # a mean of shares, such as of tests passed, is no share of tasks
     solves = "scores {} on {} held-out tasks" if own.get("partial") else "solves {} of {} held-out tasks"
     solves = solves.format(tables.percent(own["success"]), own["n"])
-    if said := untrained(own.get("trained_step")):
-        return f"{said} It {solves}, and no gain is claimed."
+    mark = untrained(own.get("trained_step"), own.get("measured_step"))
+    if mark and not own.get("measured_step"):
+        return f"{mark} It {solves}, and no gain is claimed."
     *first, last = (NAMES.get(other, other) for other in others)
     best = NAMES.get(pair["a"], pair["a"])
     against = f"{best}, the best of {', '.join(first)} and {last}" if first else best
@@ -67,7 +94,8 @@ def _sentence(
         more = "more" if pair["diff"] > 0 else "fewer"
         points = f"{100 * abs(pair['diff']):.1f} points [{near:.1f}, {far:.1f}] {more} than {against}"
         said = f"{name} {solves}, {points} ({how}).{_by_template(pair)}"
-    return said[0].upper() + said[1:] if pair["b"] in NAMES else said
+    said = said[0].upper() + said[1:] if pair["b"] in NAMES else said
+    return f"{mark} {said}".strip()
 
 
 def _how(pair: Mapping[str, Any], n: int, tests: int) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from agentkit.evaluation import statistics, tables
+from agentkit.evaluation.headline import untrained
 from agentkit.evaluation.statistics import SEEDS, Estimate
 from agentkit.evaluation.summary import rates, same_tasks, summarize, values_of
 from agentkit.recipe import Recipe
@@ -27,6 +28,8 @@ INTERVALS = (
 HOURS = (
     "Hours: device time of the notebooks that made the measured policy, 02 and for GRPO 03, for a control 05."
 )
+
+UNTRAINED = "step 0 kept, no verdict"
 
 
 # ---- tests
@@ -118,7 +121,18 @@ class Ablation:
     def paired(self) -> list[dict[str, Any]]:
         """Every arm against the one, in the order of the file."""
         tests = against_one(self.success)
+        if self.started and all(len(own) == len(self.runs[arm]) for arm, own in self.started.items()):
+            void = dict.fromkeys(("p", "p_holm", "p_dunnett", "could_show")) | {"verdict": UNTRAINED}
+            tests = [test | void for test in tests]
         return [{"arm": name} | test for name, test in zip(self.tested[1:], tests, strict=True)]
+
+    @cached_property
+    def started(self) -> dict[str, list[int]]:
+        """The seeds of each arm that GRPO trained in which validation kept step 0."""
+        return {
+            name: [seed for seed, run in self.runs[name].items() if run.trained_step == 0]
+            for name in self.training
+        }
 
     @cached_property
     def training(self) -> dict[str, dict[int, pd.DataFrame]]:
@@ -153,7 +167,15 @@ class Ablation:
             "hours": hours,
             "gpu_hours": hours if on_gpus else None,
             "kept_step": fmean(kept) if metrics and kept else None,
+            "note": self._note(name),
         }
+
+    def _note(self, name: str) -> str:
+        """What to say of the seeds in which validation kept step 0."""
+        if not (seeds := self.started.get(name)):
+            return ""
+        said = untrained(0, self.runs[name][seeds[0]].measured_step)
+        return f"{name}, seed {', '.join(map(str, seeds))}: {said}"
 
     def to_json(self) -> dict[str, Any]:
         """ablations.json."""
@@ -176,12 +198,15 @@ class Ablation:
         unclear = [t["could_show"] for t in self.paired if t["verdict"] == tables.NO_DIFFERENCE]
         if seen := max(filter(None, unclear), default=None):
             parts.append(f"a difference of {100 * seen:.1f} points would have been shown (80 % power)")
-        if seeds < SEEDS:
-            head = f"no verdict, which needs {SEEDS} seeds of every arm"
-            parts += self._listed(self.paired[0]["verdict"], head)
+        if self.paired[0]["p"] is None:
+            why = "as validation preferred the start in every cell of GRPO"
+            if seeds < SEEDS:
+                why = f"which needs {SEEDS} seeds of every arm"
+            parts += self._listed(self.paired[0]["verdict"], f"no verdict, {why}")
         if short := [name for name in self.runs if name not in self.tested]:
             parts.append(f"not compared, as they lack seeds: {', '.join(short)}")
-        return "; ".join(parts) + "."
+        notes = [arm["note"] for arm in self.arms.values() if arm["note"]]
+        return " ".join(["; ".join(parts) + ".", *notes])
 
     def _listed(self, verdict: str, head: str) -> list[str]:
         """The arms of a verdict under a head, if there are any."""
@@ -205,6 +230,7 @@ class Ablation:
                 "rollouts": f"{arm['rollouts']:.0f}" if trained else "–",
                 "hours": f"{arm['hours']:.2g}",
                 "dead groups": tables.cell(arm["dead_groups"], "{:.0%}"),
+                "step 0 kept": ", ".join(f"seed {seed}" for seed in self.started.get(name, ())) or "–",
             }
         return tables.text_table(rows)
 

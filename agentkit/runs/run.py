@@ -244,6 +244,11 @@ class Run:
         return 0 if norms and all(norm == 0 for norm in norms) else step
 
     @property
+    def measured_step(self) -> int | None:
+        """The last step, where ``measure_last`` put its adapter in the place of step 0's."""
+        return self.manifest["stages"].get("03_grpo", {}).get("measured_step")
+
+    @property
     def comparison(self) -> dict:
         """comparison.json."""
         return read_json(self.file("comparison.json"))

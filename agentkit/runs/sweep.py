@@ -36,6 +36,7 @@ SHARED = 2  # stages that are made once for all cells that agree in them
 TRIES = 2  # of a cell that crashes
 ASKED = 130  # exit status of a run whose training was asked to stop
 LOG = "cell.log"  # in a cell's folder
+ALWAYS = {"measure_last": True}  # of every cell, so that an arm that does harm is seen to
 _TAKEN = frozenset(("shared", "tables"))  # folders of the sweep itself
 
 
@@ -125,9 +126,9 @@ def read_design(
 def _design(path: Path, file: File, recipe: Path, more: Mapping[str, Any]) -> Design:
     if len({*file.seeds}) < len(file.seeds):
         raise RecipeError(f"seeds is {file.seeds}: list different whole numbers, as in [1, 2, 3]")
-    base, arms, known = read_recipe(recipe), {}, {}
+    base, arms, known = read_recipe(recipe) | ALWAYS, {}, {}
     for name, changes in [*(file.arms or {}).items(), *_grid(file.grid or {})]:
-        arm = arms[name] = _arm(name, base, {**more, **beside(path, changes or {})})
+        arm = arms[name] = _arm(name, base, {**more, **beside(path, changes or {}), **ALWAYS})
         equal = known.setdefault((arm.keys()[-1], arm.policy), name)
         if equal != name:
             why = f"the arms {equal!r} and {name!r} are equal in all that their cells run"

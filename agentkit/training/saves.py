@@ -29,7 +29,7 @@ from agentkit.runs import Recipe, RunError, write_json
 from agentkit.runs.children import signals
 from agentkit.runs.run import CONTROL
 from agentkit.training import checkpoint_folders
-from agentkit.training.adapters import replacing, write_adapter
+from agentkit.training.adapters import replacing, save_adapter, write_adapter
 from agentkit.training.checkpoint_folders import CheckpointError, cut_back, set_aside
 from agentkit.training.processes import TrainingStopped, locked, random_states, set_random_states
 
@@ -44,7 +44,7 @@ MEASURED = ("gaia.json", "comparison.json", "measures.json")  # in the run, of t
 # recipe keys and settings that may change between two attempts
 _FREE = (
     "save_every preflight report_to server_urls engine_memory shard max_batch micro_batch "
-    "share_prefixes trajectory_timeout_s tool_timeout_s gpus"
+    "share_prefixes trajectory_timeout_s tool_timeout_s gpus measure_last"
 ).split()
 _ASIDE = "it is kept beside this one, which starts anew"
 
@@ -217,11 +217,19 @@ class Saves:
         checkpoint_folders.commit(new, about | {"made_with": self._made_with})
 
     def finish(self) -> dict[str, Any]:
-        """What training came to. The next starts anew, unless the stage is interrupted before its end."""
+        """What training came to. The next starts anew, unless the stage is interrupted before its end.
+
+        Where validation kept step 0, ``measure_last`` puts the last step's adapter in its place; checkpoints
+        still have the one that validation kept.
+        """
         t = self._training
         ended = t.guards.ended or ("steps" if t.done >= t.recipe.steps else "asked")
         best, step = t.best
         result = {"best_val_success": best, "best_step": step, "steps": t.done, "ended": ended}
+        if t.recipe.measure_last and best >= 0 and step == 0 < t.done:
+            on_main_process(lambda: save_adapter(t.model, t.tokenizer, self._run.file("adapter")))
+            last = on_main_process(self._run.metric_rows)[-1]
+            result |= {"measured_step": t.done, "measured_val_success": last.get("val_success")}
         if ended != "asked" and rank() == 0:
             write_json(self._run.file("train", FINISHED), result)
         return result

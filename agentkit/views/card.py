@@ -15,6 +15,7 @@ from urllib.parse import quote
 from agentkit.diagnostics import read_alarms
 from agentkit.evaluation import Comparison, html, tables
 from agentkit.evaluation.examples import RULE, examples
+from agentkit.evaluation.headline import planted
 from agentkit.evaluation.html import Markup
 from agentkit.recipe import Recipe
 from agentkit.runs import Run, write_bytes
@@ -47,7 +48,8 @@ def render(run: Run, pages: Mapping[str, str]) -> str:
     made = f"agentkit {versions.get('agentkit', '?')}, commit {str(git.get('commit', '?'))[:12]}"
     started = f"started {manifest.get('created', '?')} · {made} · seed {manifest['recipe'].get('seed', '?')}"
     links = [html.element("a", name, href=quote(page)) for name, page in pages.items()]
-    header = html.element("header", html.element("h1", title), html.element("p", started, class_="soft"))
+    about = [html.element("h1", title), html.element("p", started, class_="soft"), *_tried(_expert, run)]
+    header = html.element("header", *about)
     parts = [
         html.element("section", html.element("h2", name), *_tried(make, run))
         for name, make in SECTIONS.items()
@@ -65,6 +67,11 @@ def _tried(make: Callable[[Run], list[Any]], run: Run) -> list[Any]:
 
 
 # ---- sections: each gives its parts
+def _expert(run: Run) -> list[Any]:
+    said = planted(redact(run.manifest["recipe"]).get("flaws", {}))
+    return [html.element("p", said, class_="lead")] if said else []
+
+
 def _result(run: Run) -> list[Any]:
     comparison = Comparison.from_json(redact(run.comparison), run.file("comparison.json"))
     lead = [html.element("p", sentence, class_="lead") for sentence in comparison.lead()]

@@ -26,7 +26,7 @@ from agentkit.views.plots.style import (
 
 _SHARE = {"tickformat": ".0%", "minallowed": -0.02, "maxallowed": 1.02}
 OFF = "whiskers: the difference from the dotted arm (Dunnett): off its line is better or worse"
-UNSURE = f"whiskers: intervals of the difference from the dotted arm; a verdict needs {SEEDS} seeds"
+UNSURE = f"whiskers: the difference from the dotted arm; a verdict needs {SEEDS} seeds, and a kept step"
 
 
 def arm_success(ablation: Ablation) -> go.Figure:
@@ -65,7 +65,7 @@ def arm_success(ablation: Ablation) -> go.Figure:
     return dressed(
         figure,
         "Which arm solves more?",
-        OFF if len(ablation.seeds) >= SEEDS else UNSURE,
+        UNSURE if ablation.paired[0]["p"] is None else OFF,
         xaxis={"title_text": title, "tickformat": ".0%", "showgrid": True},
         yaxis={"tickvals": list(labels), "ticktext": list(labels.values())}
         | {"autorange": "reversed", "showgrid": False},
