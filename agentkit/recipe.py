@@ -171,7 +171,7 @@ class Recipe(BaseModel):
     val_every: Positive = _key(10, "steps between validations")
     val_tasks: Positive = _key(60, "validation tasks used, spread over the suite")
     measure_last: Switch = _key(
-        False, "where validation keeps step 0, keep and measure the last step's adapter, so harm is seen"
+        False, "where validation keeps step 0, keep and measure the last step in its place"
     )
     save_every: Count = _key(
         5, "steps between checkpoints; 0 writes one only when training ends or stops", ""
