@@ -169,6 +169,15 @@ def test_what_no_frame_can_hold_is_refused(tokenizer, text, why):
         ChatCodec(other, "", tool_schemas(Library())).observation_ids(["x"])
 
 
+def test_a_template_that_goes_through_the_tools_where_there_are_none_is_taken(tokenizer):
+    """Hermes 3's."""
+    other = templated(tokenizer, "qwen2_5")
+    other.chat_template = "{% for tool in tools %}{% endfor %}" + other.chat_template
+    codec = ChatCodec(other, "Use the tools.", tool_schemas(Library()))
+    assert (codec.format, codec.template.shows_tools) == ("hermes", True)
+    assert ChatCodec(other, "", []).prompt_ids("Hello?")
+
+
 @every_template
 def test_a_trajectory_is_what_the_template_renders_and_its_mask_is_exact(tokenizer, names):
     for name in names:

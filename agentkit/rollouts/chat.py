@@ -158,13 +158,12 @@ class ChatCodec:
                 "to a template of the model's own family"
             )
         self.system_prompt, self.format = system_prompt, "hermes"
-        self._shown = self.tools or None
+        self._shown = (self.tools if self.template.shows_tools else []) or self.template.toolless
         if self.template.shows_tools:
             self.format = self.template.format
         elif tools:
             listed = HERMES.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
             self.system_prompt = f"{system_prompt}\n\n{listed}".strip()
-            self._shown = None
         self.marks = marks_of(tokenizer)
         self.ends = end_of_turn_ids(tokenizer)
         self._end = self._encode(end_of_turn(tokenizer, called=True))

@@ -204,7 +204,8 @@ class Template:
 
     def __init__(self, tokenizer: Any, text: str, training: bool = False):
         self.tokenizer, self.text, self.training = tokenizer, text, training
-        self.format = detect_format(text)
+        self.format, self.toolless = detect_format(text), None
+        self.toolless = None if self.render(_USER) else []  # what some, such as Hermes 3's, go through
         self.faithful = sum(self._kept(turn) for turn in (_TURN, _THOUGHTFUL))
 
     def render(self, *messages: dict, prompt: bool = False, tools: list | None = None) -> str:
@@ -212,7 +213,7 @@ class Template:
         try:
             return self.tokenizer.apply_chat_template(
                 list(messages),
-                tools=tools,
+                tools=self.toolless if tools is None else tools,
                 tokenize=False,
                 add_generation_prompt=prompt,
                 chat_template=self.text,
