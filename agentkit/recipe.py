@@ -493,7 +493,7 @@ def parse_yaml(text: str) -> Any:
     """A YAML value. Raises RecipeError."""
     try:
         return yaml.load(text, _Loader)
-    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise RecipeError(f"it is not valid YAML: {' '.join(str(error).split())[:200]}") from None
 
 

@@ -108,6 +108,7 @@ def test_any_mapping_is_a_recipe_or_a_recipe_error(values):
         ("seed: 1\nbeta: 0\nseed: 2", "'seed' is set twice; keep one of the two"),
         ("- seed", "is no mapping of keys to values"),
         ("a: [", "it is not valid YAML: while parsing a flow node"),
+        ("seed: !!int ''", "it is not valid YAML"),
         (
             "base: none.yaml",
             "none.yaml cannot be read (No such file or directory): recipes and prices lie in",

@@ -232,6 +232,14 @@ def test_a_file_that_fails_later_costs_a_warning_and_no_run(tmp_path):
     assert all(r.ok for r in found) and len(environment.ran) == 2
 
 
+def test_a_damaged_answer_is_none(tmp_path):
+    key = key_of("t", "", "a")
+    with ToolCache(tmp_path / "t.sqlite") as cache:
+        cache.keep("t", key, "fine")
+        cache._file.execute("UPDATE answer SET text = x'ff80'")
+        assert cache.find(key) is None
+
+
 def test_many_processes_share_a_file(tmp_path):
     """Four at once make the file, write it and read it: no error, no answer lost, none wrong."""
     path = tmp_path / "t.sqlite"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import threading
 import time
@@ -113,10 +114,27 @@ def test_an_async_tool_is_cancelled_when_its_time_is_up():
     assert environment.seen == {"cancelled": True}
 
 
-def test_an_async_tool_that_refuses_to_be_cancelled_holds_up_nobody():
+def test_an_async_tool_that_refuses_to_be_cancelled_holds_up_nobody(monkeypatch):
     environment, start = Bench(), time.monotonic()
     assert "did not answer" in run("stubborn", environment).observation and time.monotonic() - start < 20
     assert run("quick", environment).observation == "async tools"
+
+    class Goes:
+        @tool(timeout_s=0.1)
+        async def on(self) -> str:
+            while not released.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.02)
+
+    monkeypatch.setattr(tool_execution, "MAX_HUNG", 3)
+    released = threading.Event()
+    found = [run("on", Goes()).observation for _ in range(5)]
+    assert (
+        found
+        == ["Error: on did not answer within 0.1 s."] * 3
+        + ["Error: on is out of order: 3 earlier calls still hang."] * 2
+    )
+    released.set()
 
 
 # ---- threads

@@ -126,7 +126,8 @@ class ToolCache(contextlib.AbstractContextManager):
 
     def find(self, key: bytes) -> str | None:
         rows = self._executed("SELECT CAST(text AS BLOB) FROM answer WHERE key = ?", key)
-        return rows[0][0].decode("utf-8", "surrogatepass") if rows else None
+        with contextlib.suppress(UnicodeError):  # a damaged row is no answer
+            return rows[0][0].decode("utf-8", "surrogatepass") if rows else None
 
     def keep(self, tool: str, key: bytes, text: str) -> None:
         encoded = text.encode("utf-8", "surrogatepass")

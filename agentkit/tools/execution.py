@@ -33,20 +33,21 @@ def limited(name: str, limit: int | None) -> contextlib.AbstractAsyncContextMana
 
 
 # ---- calls that may never end
-_hung: dict[str, set[Future]] = defaultdict(set)  # by tool: calls that were left behind
+_hung: dict[str, set[Future]] = defaultdict(set)  # by tool: the ends of calls that were left behind
 
 
 def _refuse_hung(name: str) -> None:
     """Raise ValueError where too many earlier calls of a tool never ended."""
-    _hung[name] = {call for call in _hung[name] if not call.done()}
+    _hung[name] = {end for end in _hung[name] if not end.done()}
     if len(_hung[name]) >= MAX_HUNG:
         raise ValueError(f"{name.rpartition('.')[2]} is out of order: {MAX_HUNG} earlier calls still hang")
 
 
-async def _within(future: Future, limit_s: float, name: str) -> Any:
+async def _within(future: Future, limit_s: float, name: str, end: Future) -> Any:
     """The result of work elsewhere. Raises what the work raised, or TimeoutError and cancels it.
 
-    A result that is there when the time is up counts, so that a busy event loop makes no tool look slow.
+    ``end`` is done when the work has ended, which a cancelled ``future`` does not tell. A result that is
+    there when the time is up counts, so that a busy event loop makes no tool look slow.
     """
     waiting = asyncio.wrap_future(future)
     try:
@@ -56,7 +57,7 @@ async def _within(future: Future, limit_s: float, name: str) -> Any:
         raise TimeoutError
     finally:
         if name and not future.done():  # left behind, by its own time limit or because nobody waits any more
-            _hung[name].add(future)
+            _hung[name].add(end)
         if not waiting.cancel() and not waiting.cancelled():
             waiting.exception()  # has been seen
 
@@ -74,7 +75,8 @@ async def in_thread(work: Callable[[], Any], limit_s: float, name: str = "") -> 
     async with limited("", MAX_THREADS):
         if name:
             _refuse_hung(name)
-        return await _within(_handed_over(work), limit_s, name)
+        future = _handed_over(work)
+        return await _within(future, limit_s, name, future)
 
 
 def settled(work: Callable[[], Any]) -> Any:
@@ -91,7 +93,7 @@ def settled(work: Callable[[], Any]) -> Any:
         given = _handed_over(work).result()
     if not inspect.isawaitable(given):
         return given
-    waiting = asyncio.run_coroutine_threadsafe(_awaited(lambda: given), _started_loop())
+    waiting = asyncio.run_coroutine_threadsafe(_awaited(lambda: given, Future()), _started_loop())
     try:
         return waiting.result()
     finally:  # nobody waits any more where it was interrupted
@@ -140,19 +142,22 @@ async def on_tool_loop(work: Callable[[], Awaitable[Any]], limit_s: float, name:
     event loop.
     """
     _refuse_hung(name)
-    loop = _started_loop()
+    loop, end = _started_loop(), Future()
     try:
-        return await _within(asyncio.run_coroutine_threadsafe(_awaited(work), loop), limit_s, name)
+        future = asyncio.run_coroutine_threadsafe(_awaited(work, end), loop)
+        return await _within(future, limit_s, name, end)
     except TimeoutError:
         await _abandon_if_blocked(loop)
         raise
 
 
-async def _awaited(work: Callable[[], Awaitable[Any]]) -> Any:
+async def _awaited(work: Callable[[], Awaitable[Any]], end: Future) -> Any:
     try:
         return await work()
     except (KeyboardInterrupt, SystemExit) as error:  # would end the event loop
         raise RuntimeError(f"the tool raised {type(error).__name__}") from None
+    finally:
+        end.set_result(None)
 
 
 def _started_loop() -> asyncio.AbstractEventLoop:
