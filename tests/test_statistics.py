@@ -67,6 +67,7 @@ def test_dunnett_equals_scipy_and_its_critical_value_gives_back_the_level():
     want = stats.dunnett(*arms, control=control, rng=rng)
     p = [st.dunnett_p(float(t), 3, 4 * 39) for t in want.statistic]
     assert p == pytest.approx(want.pvalue, abs=2e-3)
+    assert st.dunnett_p(2.26, 1, 9) == pytest.approx(2 * stats.t.sf(2.26, 9), rel=1e-9), "one arm: Student's"
     for tests, freedom in ((1, 4.0), (3, 12.5), (6, 40.0)):
         critical = st.dunnett_critical(tests, freedom)
         assert st.dunnett_p(critical, tests, freedom) == pytest.approx(0.05, abs=5e-4)

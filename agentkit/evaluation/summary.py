@@ -28,7 +28,7 @@ RATIOS = {  # a total over tasks divided by another
 LABELS: dict[str, Callable[[Task], str | None]] = {  # the block of a task in each breakdown
     "by_category": lambda task: task.family,
     "by_difficulty": lambda task: task.difficulty,
-    "by_case": lambda task: task.meta.get("case"),
+    "by_case": lambda task: str(task.meta.get("case") or ""),
     "by_novelty": lambda task: "new" if task.meta.get("new_template") else "trained",
 }
 
