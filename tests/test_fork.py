@@ -91,6 +91,12 @@ def test_without_a_task_nothing_is_judged(policy, rolled):
     assert made.success is None and "no task" in made.why
 
 
+def test_no_other_task_judges(lab, policy, rolled):
+    (_, original), (other, _) = rolled[:2]
+    with pytest.raises(DataError, match=f"and task is {other.id}"):
+        lab.fork(other, original, 0, policy)
+
+
 class Clock(CorpusEnvironment):
     ticks = 0
 

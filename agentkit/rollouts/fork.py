@@ -51,6 +51,8 @@ def fork(
         DataError: there is no such turn, nothing follows it, or the calls before it get other replies now.
     """
     turn, replies = _checked(trajectory, turn, observation, text)
+    if task and task.id != trajectory.task_id:
+        raise DataError(f"the trajectory is one of task {trajectory.task_id}, and task is {task.id}")
     judged = task or Task(trajectory.task_id, "", "")
     codec, make = _families([judged], environment, policy.tokenizer, system_prompt)[judged.family]
     one = partial(
