@@ -179,3 +179,12 @@ def test_the_readmes_python_runs_on_a_finished_run(finished, capsys):
     exec(code.replace("outputs/demo", str(finished)), {"__name__": "readme"})
     assert "Overall success" in capsys.readouterr().out
     assert "Trajectories side by side" in (finished / "viewer.html").read_text()
+
+
+@pytest.mark.slow
+def test_the_notebook_to_play_with_runs_and_leaves_nothing(tmp_path):
+    out, run = tmp_path / "00.ipynb", tmp_path / "none"
+    notebook = str(ROOT / "notebooks" / "00_play.ipynb")
+    papermill.execute_notebook(notebook, str(out), {"run": str(run)}, cwd=str(ROOT), progress_bar=False)
+    shown = out.read_text()
+    assert "before and after one step" in shown and "after the error" in shown and not run.exists()
