@@ -102,14 +102,12 @@ async def arollout(
         among its components, under its environment's class name, what that one's ``get_reward`` gives.
     """
     families = _families(tasks, environment, policy.tokenizer, system_prompt)
-    make = partial(
-        _Rollout, policy=policy, seed=seed, temperature=temperature, limits=limits, cache=tool_cache,
-        on_turn=on_turn,
-    )  # fmt: skip
+    make = partial(_Rollout, policy=policy, seed=seed, temperature=temperature, limits=limits)
+    shared = {"cache": tool_cache, "on_turn": on_turn}
     rollouts = [
-        make(task, index, *families[task.family], outages=Outages(tool_failures, f"{seed} {task.id}"))
+        make(task, i, *families[task.family], outages=Outages(tool_failures, f"{seed} {task.id}"), **shared)
         for task in tasks
-        for index in range(group_size)
+        for i in range(group_size)
     ]
     trajectories = await _gathered(rollouts, policy, progress)
     if step is None and rollouts and all(rollout.failure for rollout in rollouts):  # a training goes on

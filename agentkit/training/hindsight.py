@@ -93,8 +93,7 @@ def hindsight(
     """Sample, relabel, fine-tune and repeat, until every task was solved by some sample.
 
     ``model`` is changed: each round's adapter is merged into it, and saved to hindsight/round-<n> in the run.
-    In half precision all rounds train one adapter, and round-<n> holds it as it was then. What a round
-    sampled is stored as a step of GRPO's is, in train/trajectories, and its row in train/metrics.jsonl.
+    In half precision all rounds train one adapter. What a round sampled is stored as a step of GRPO's is.
 
     Args:
         most: rounds, at most.
