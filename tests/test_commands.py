@@ -49,9 +49,9 @@ def commands(page: Path) -> Iterator[list[str]]:
         text = "\n".join(
             "".join(c["source"]) for c in json.loads(text)["cells"] if c["cell_type"] == "markdown"
         )
-    text = re.sub(r"\\\n\s*", " ", text)
+    text = re.sub(r"\\\n#?\s*", " ", text)
     for span in [*re.findall(r"`([^`\n]+)`", text), *re.split(r"\n| & |&& ", text)]:
-        found = re.match(rf"(?:# )?(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?({NAMES} [^#`]*)", span.strip())
+        found = re.match(rf"(?:# +)?(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?({NAMES} [^#`]*)", span.strip())
         if not found or re.search(r"[.,:] |\.\.| [|<>]", found[1]):  # a sentence, or left to the reader
             continue
         for form in {re.sub(r"\[-.*?\]", "", found[1]), re.sub(r"\[(-.*?)\]", r"\1", found[1])}:
