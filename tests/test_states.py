@@ -1,6 +1,7 @@
 """The states that environments show after each turn: what a view gets of them, and what hostile ones become."""
 
 import base64
+import time
 
 import pytest
 from widget_cases import TASKS, call, group, trajectory
@@ -111,3 +112,10 @@ def test_views_carry_the_states():
     assert all(turn["state"]["images"] for rollout in rollouts for turn in rollout["turns"])
     plain = compare_trajectories(TASKS, {"sft": [TWO_TURNS]}).payload["tasks"][0]["columns"][0]
     assert all("state" not in turn for turn in plain["samples"][0]["turns"])
+
+
+def test_a_render_that_does_not_end_holds_nothing_up(monkeypatch):
+    monkeypatch.setattr("agentkit.views.widgets.states.LIMIT_S", 0.2)
+    held = States(environment(lambda *_: time.sleep(30)))
+    shown = [held.after_turns(TASKS[0], TWO_TURNS) for _ in range(2)]
+    assert "took more than" in shown[0][0]["text"] and shown[1] == []

@@ -57,12 +57,13 @@ def bench_update(quick: bool = False) -> dict[str, Any]:
     """
     repeats = QUICK if quick else FULL
     lora, full = _pair(True), _pair(False)
-    _compare(lora, _batch(lora, 64), 1)  # warm-up, not counted
+    lora_on = lora[0].tokenizer, lora[0].model.device
+    _compare(lora, _batch(*lora_on, 64), 1)  # warm-up, not counted
     cases = []
     for prompt, count in repeats.items():
-        figures = _compare(lora, _batch(lora, prompt), count)
+        figures = _compare(lora, _batch(*lora_on, prompt), count)
         if prompt == 256 or not quick:
-            other = _compare(full, _batch(full, prompt), 1)
+            other = _compare(full, _batch(*lora_on, prompt), 1)
             figures |= {f"{name}_full": other[name] for name in ("logp_diff", "grad_diff")}
         cases.append(case(f"p{prompt}", "s/step", *figures.pop("seconds"), inverse=True, **figures))
     return report("update", cases)
@@ -75,15 +76,15 @@ def _pair(adapters: bool) -> tuple[Any, Any]:
     return tuple(kind(*load_agent("nano", precision="float32"), recipe, adapters) for kind in kinds)
 
 
-def _batch(pair: tuple[Any, Any], prompt: int) -> dict[str, Any]:
+def _batch(tokenizer: Any, device: Any, prompt: int) -> dict[str, Any]:
     text = " ".join(passage for (passage,) in Corpus.open().rows("SELECT text FROM passage LIMIT 400"))
-    tokens = cycle(pair[0].tokenizer(text)["input_ids"])
+    tokens = cycle(tokenizer(text)["input_ids"])
     shared = list(islice(tokens, prompt))
     completions = [[5 + i, *islice(tokens, COMPLETION - 1)] for i in range(GROUP)]  # no two begin alike
     sampled = [int(t // TURN % 2 == 0) for t in range(COMPLETION)]
     advantages = [1.0 - 2 * i / (GROUP - 1) for i in range(GROUP)]
     made = as_batch([shared] * GROUP, completions, [sampled] * GROUP, advantages)
-    return {name: x.to(pair[0].model.device) for name, x in made.items()}
+    return {name: x.to(device) for name, x in made.items()}
 
 
 def _compare(pair: tuple[Any, Any], batch: dict[str, Any], repeats: int) -> dict[str, Any]:

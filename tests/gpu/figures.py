@@ -142,8 +142,8 @@ def exactness(budget: Budget) -> Lines:
             recipe = Recipe(
                 beta=0.0, group_size=GROUP, prompts_per_step=1, micro_batch=GROUP, precision=precision
             )
-            trainer = kind(*load_agent("nano", precision=precision), recipe)
-            batch = {key: x.to(DEVICE) for key, x in _batch((trainer, trainer), prompt).items()}
+            model, tokenizer = load_agent("nano", precision=precision)
+            trainer, batch = kind(model, tokenizer, recipe), _batch(tokenizer, DEVICE, prompt)
             _, _, gradient = peer.update(trainer, batch)
             scored = (batch["completion_mask"] * batch["tool_mask"]).bool()
             found[precision, name] = logprobs(trainer, batch)[scored].float(), gradient

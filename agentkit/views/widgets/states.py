@@ -15,12 +15,14 @@ from typing import Any
 
 from agentkit.evaluation import html
 from agentkit.records import Image, Picture, Table, Task, Trajectory
-from agentkit.tools.runtime import example
+from agentkit.tools.execution import in_thread
+from agentkit.tools.runtime import example, run_blocking
 from agentkit.views.widgets.base import TEXT_LIMIT, clip
 
 MAX_ROWS, MAX_COLUMNS, MAX_CELL = 60, 12, 200  # of a table; characters of one cell
 MAX_GRIDS, MAX_SIDE = 4, 64  # of a picture; cells
 KINDS, MAX_IMAGE = ("png", "jpeg", "svg+xml"), 200_000  # of an image; bytes
+LIMIT_S = 2.0  # for the states of one trajectory
 WIDTH = 170  # of a grid, at most; pixels
 COLOURS = "000000 0074d9 ff4136 2ecc40 ffdc00 aaaaaa f012be ff851b 7fdbff 870c25".split()  # ARC's
 
@@ -38,8 +40,15 @@ class States:
             return []
         if task.family not in self._renders:
             self._renders[task.family] = _render_of(self._environments.get(task.family))
-        render = self._renders[task.family]
-        return [_shown(render, task, trajectory, turn) for turn in range(len(trajectory.turns)) if render]
+        render, turns = self._renders[task.family], range(len(trajectory.turns))
+        if render is None:
+            return []
+        work = in_thread(lambda: [_shown(render, task, trajectory, turn) for turn in turns], LIMIT_S)
+        try:
+            return run_blocking(work)
+        except TimeoutError:
+            self._renders[task.family] = None  # it will not be quicker for the others
+            return [{"text": f"render took more than {LIMIT_S:g} s"}] * len(turns)
 
 
 def _render_of(make: Callable[[], object] | None) -> Callable[[Task, Trajectory, int], Any] | None:
