@@ -412,7 +412,7 @@ def test_ruff_has_nothing_to_say():
 
 
 # ---- size
-CEILING = 16_700  # statements of the package; the issues that make it small lower it to 14,000
+CEILING = 15_450  # statements of the package; 14,000 is the aim, tests/README.md says what stands in the way
 
 
 def test_the_package_stays_under_its_ceiling():
