@@ -108,6 +108,9 @@ def test_gdpo_leaves_out_unscored_components_and_trajectories():
     components = torch.tensor([[1.0, NAN], [0.0, NAN], [1.0, 5.0]])
     found = estimate([1.0, 0.0, None], [0, 0, 0], "gdpo", components=components)
     assert found[2] == 0.0 and found[0] == -found[1] > 0
+    shifted = torch.tensor([[1.0, 1.0], [0.0, 2.0], [9.0, 5.0]])  # what the unscored one has changes nothing
+    three, two = (estimate([2.0, 1.0, None][:n], [0] * n, "gdpo", components=shifted[:n]) for n in (3, 2))
+    assert torch.allclose(three[:2], two)
     assert estimate([1.0, 1.0], [0, 0], "gdpo", components=torch.ones(2, 3)).tolist() == [0.0, 0.0]
 
 

@@ -253,6 +253,8 @@ def test_the_headline_is_the_last_policy_against_the_best_of_the_others():
     beaten = compare(policies | {"sft_more": rated([4] * 40), "grpo": rated([1, 2] * 20)}).headline
     assert beaten["best_other"] == "sft_more" and beaten["diff"] == -0.625
     assert "] fewer than SFT with more data, the best of base, SFT and SFT with" in beaten["sentence"]
+    first = compare(policies | {"base": rated([3] * 40)}).headline
+    assert first["best_other"] == "base", "the best of the others, wherever it stands"
     worse = compare({"grpo": policies["grpo"], "rft": policies["sft_more"]}).headline["sentence"]
     assert worse.startswith("Rejection sampling solves 50.0 % of 40 held-out tasks, 37.5 points [")
     assert worse.endswith("] fewer than GRPO (p < 0.0001, clustered by task).")

@@ -36,6 +36,13 @@ def test_means_over_tasks_equal_scipy():
     assert found.p == pytest.approx(test.pvalue)
 
 
+def test_unequal_clusters_have_the_freedom_of_as_many_equal_ones():
+    """10 tasks in clusters of 8, 1 and 1: 100 / 66 equal ones, so the least freedom, 1; of 4, 3 and 3: 100 / 34."""
+    values = np.linspace(0, 1, 10)
+    assert st.over_clusters(values, np.repeat([0, 1, 2], [8, 1, 1])).freedom == 1.0
+    assert st.over_clusters(values, np.repeat([0, 1, 2], [4, 3, 3])).freedom == pytest.approx(100 / 34 - 1)
+
+
 def test_clusters_of_one_task_each_are_the_tasks():
     values = np.random.default_rng(1).normal(0.1, 0.3, 25)
     one, own = st.over_clusters(values, np.arange(25)), st.over_tasks(values)

@@ -42,6 +42,7 @@ FAULTY = {
     "wrong type": (call('{"name": "calculator", "arguments": {"expression": null}}'), "must be a string"),
     "extra argument": (call(GOOD.replace("}}", ', "self": 1}}')), "has no argument"),
     "100,000 brackets": (call("[" * 100_000), "malformed"),
+    "lists in lists": (call(GOOD.replace('"1 + 1"', "[" * 150 + "]" * 150)), "nest deeper than 100 levels"),
     "100,000 objects": (call('{"a":' * 100_000), "malformed"),
     "lone surrogate": (call(GOOD.replace("1 + 1", "\\ud800")), "surrogates"),
     "1 MiB of arguments": (call(GOOD.replace("1 + 1", "1+" * 2**19)), "limit is 500"),
