@@ -37,7 +37,7 @@ KINDS = {  # name: changes of recipe or settings
 }
 SMALL = {"steps": 6, "prompts_per_step": 2, "group_size": 4, "micro_batch": 4, "val_every": 2, "val_tasks": 2, "lora_r": 2,
          "lora_alpha": 4, "temperature": 1.0, "learning_rate": 1e-2, "beta": 0.02, "max_turns": 2, "max_turn_tokens": 6,
-         "max_tokens": 16, "deterministic": True, "save_every": 2, "seed": 5}  # fmt: skip
+         "max_tokens": 16, "deterministic": True, "save_every": 2, "seed": 5, "lr_schedule": "linear"}  # fmt: skip
 
 
 def tiny_agent():

@@ -49,6 +49,7 @@ def test_the_whole_path_leaves_every_artefact(finished):
         *(f"{stage}.ipynb" for stage in STAGES),
         *("sft/adapter_config.json", "adapter/adapter_model.safetensors"),
         *("train/metrics.jsonl", "train/alarms.jsonl", "train/checkpoints/checkpoint-2/manifest.json"),
+        "train/dashboard.html",
         *(f"train/trajectories/step_0000{step}.parquet" for step in (1, 2)),
         *(f"eval/{policy}.parquet" for policy in ("base", "sft", "sft_more", "grpo")),
     ):
