@@ -4,8 +4,8 @@ Leaves out several side by side, filters and states (widgets).
 """
 
 import json
+import sys
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from agentkit.evaluation import html
 from agentkit.records import Task, Trajectory, Turn
@@ -58,13 +58,5 @@ def show(*trajectories: Trajectory, tasks: Iterable[Task] = ()) -> View | None:
 
 def in_notebook() -> bool:
     """Whether a Jupyter kernel runs this."""
-    shell: Any = _shell()
-    return shell is not None and hasattr(shell, "kernel")
-
-
-def _shell() -> Any:
-    try:
-        from IPython import get_ipython
-    except ImportError:
-        return None
-    return get_ipython()
+    known = sys.modules.get("IPython")  # a kernel has loaded it
+    return known is not None and hasattr(known.get_ipython(), "kernel")
