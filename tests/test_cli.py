@@ -14,7 +14,6 @@ import nbformat
 import pytest
 
 from agentkit import cli
-from agentkit.preflight import Preflight
 from agentkit.recipe import Recipe, project_root
 from agentkit.runs import Run, stages, write_jsonl
 
@@ -123,21 +122,6 @@ def test_a_torn_line_is_one_sentence_and_the_rest_is_read(tmp_path, capsys):
     shown = capsys.readouterr()
     assert shown.out.startswith("no alarm in 1 step")
     assert shown.err.startswith(f"agentkit: {run.file('train', 'metrics.jsonl')}, line 2 is torn")
-
-
-@pytest.mark.parametrize(("sft", "before"), [("true", 1), ("false", 0)])
-def test_a_preflight_says_what_it_judges_and_what_takes_long(monkeypatch, capsys, sft, before):
-    room = "agentkit.preflight.examination"
-    monkeypatch.setattr(f"{room}.load_agent", lambda *of, **options: (None, None))
-    monkeypatch.setattr(f"{room}.make_policy", lambda *of: None)
-    monkeypatch.setattr(f"{room}.examine", lambda *of, **options: (Preflight((), 0, 0.0), []))
-    changes = ["families=A", "n_tasks=40", "group_size=4", f"sft={sft}", "train_difficulty=easy,medium,hard"]
-    words = [word for change in changes for word in ("-p", change)]
-    assert cli.main(["preflight", NANO, *words, "--json"]) == 0
-    printed = capsys.readouterr()
-    assert json.loads(printed.out)["rollouts"] == 0
-    assert printed.err.count("before that cold start") == printed.err.count("then add --run") == before
-    assert printed.err.endswith("agentkit: 48 rollouts of the starting policy ...\n")
 
 
 # ---- from any folder

@@ -81,17 +81,6 @@ def test_every_specification_gives_what_its_words_say():
         assert code.evaluate(steps, given) == code.run(code.source(steps), given) == expected, name
 
 
-def test_all_specifications_are_asked_for(drafted):
-    asked = {name for t in drafted for name in t.meta["entities"][0].removeprefix("code:").split("+")}
-    rng = random.Random(1)
-    for _ in range(3000):
-        if (t := code.draft(None, rng)) is not None:
-            asked |= set(t.meta["entities"][0].removeprefix("code:").split("+"))
-        if len(asked) == len(BLOCKS):
-            break
-    assert {b.name for b in BLOCKS} == asked
-
-
 # ---- drafts
 def test_prompts_are_short_and_show_one_example_that_no_hidden_test_repeats(drafted):
     assert len(drafted) > 150

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ from agentkit.runs import (
 )
 from agentkit.tools.outages import momentary
 from agentkit.training import controls, jobs
-from agentkit.training.controls import fresh_demonstrations, grpo_tokens, train_control, up_to
+from agentkit.training.controls import fresh_demonstrations, grpo_tokens, train_control
 from agentkit.training.sft import demonstrations, token_count
 from agentkit.trajectories import results_of
 
@@ -58,13 +57,6 @@ def test_tokens_are_counted_over_steps(finished, tmp_path):
     assert grpo_tokens(finished) == 2 * token_count(stored)
     with pytest.raises(RunError, match="03_grpo"):
         grpo_tokens(Run.create(tmp_path / "none"))
-
-
-def test_up_to_crosses_the_line_once(finished):
-    stored = finished.trajectories(1)
-    first = token_count(stored[:3])
-    assert up_to(first, stored) == stored[:3] and up_to(first + 1, stored) == stored[:4]
-    assert len(up_to(3 * token_count(stored), cycle(stored))) == 3 * len(stored) and up_to(0, stored) == []
 
 
 def test_more_demonstrations_are_drawn_anew_and_of_every_task(suite, tokenizer):

@@ -128,13 +128,6 @@ def test_at_its_end_it_says_what_is_kept_and_how_to_go_on(run, capsys, error, ch
     assert says.format(run=run.path) in page and " left" not in page.split("Step 20 of 60")[1][:60]
 
 
-def test_without_a_front_end_a_sentence_stands_for_the_buttons(run, monkeypatch, capsys):
-    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
-    dashboard = Dashboard(run, Recipe())
-    dashboard._ipython_display_()
-    assert "Markdown" in capsys.readouterr().out and dashboard._live is None
-
-
 def test_a_dashboard_of_nothing(tmp_path):
     found = Dashboard(Run.create(tmp_path / "run"), Recipe(steps=5)).save().read_text()
     assert "Step 0 of 5" in found and "No alarm" in found

@@ -8,8 +8,8 @@ import math
 
 import pandas as pd
 import pytest
-from benchmarks.alarms import judge, measured, table
-from benchmarks.synthetic import CONSEQUENCES, Simulated, simulate
+from benchmarks.alarms import measured
+from benchmarks.synthetic import CONSEQUENCES, simulate
 
 from agentkit.cli import main
 from agentkit.diagnostics import (
@@ -172,19 +172,6 @@ def test_an_answer_is_refused_where_the_gold_one_alone_is_right(gold, verifier, 
     assert audit(planned, rollout("a", 0, 1.0, answer="Paris", turns=turns[1:])).value == 0.0, "from nowhere"
 
 
-def test_several_optimiser_steps_on_a_batch_are_one_entry_of_the_history():
-    """The windows of alarms count batches: half of the rows of minibatches: 2 know no rollouts."""
-    watch, plain = Watch(), Watch()
-    for number in range(1, 41):
-        batch = {"reward": 0.3, "success": 0.3, "zero_variance": 0.95, "stuck": 0.95, "trajectories": 64.0}
-        watch.add({"step": 2 * number - 1, "kl": 0.01, "grad_norm": 0.1} | batch)
-        watch.add({"step": 2 * number, "kl": 0.02, "grad_norm": 0.1})
-        plain.add({"step": number, "kl": 0.02, "grad_norm": 0.1} | batch)
-    assert len(watch.history) == 40 and watch.history[-1].number == 80 and watch.history[-1]["kl"] == 0.02
-    names = [alarm.alarm for alarm in watch.alarms]
-    assert "zero_variance" in names and set(names) == {a.alarm for a in plain.alarms}
-
-
 def test_a_program_that_only_knows_the_tests_is_refused():
     verifier = {"kind": "code", "entry": "f", "tests": [[[[3, 1, 2]], 6], [[[5, 5]], 10], [[[4]], 4]]}
     task = Task(
@@ -223,22 +210,6 @@ def test_an_auditor_that_fails_cannot_tell(monkeypatch):
 
 
 # ---- how often the alarms are right
-def test_the_table_counts_right_false_and_late_alarms():
-    alarm = holding(steps(kl=[0.01] * 8 + [0.4] * 2))["kl_spike"]
-    at = lambda step: [dataclasses.replace(alarm, step=step)]  # noqa: E731
-    runs = [("kl_spike", 10, at(13)), ("kl_spike", 10, []), ("kl_spike", 10, at(4)), (None, 0, at(5))]
-    runs += [(None, 0, []), ("engine_mismatch", 9, at(12))]
-    judged = [(Simulated(fault, onset, []), alarms) for fault, onset, alarms in runs]
-    row = table(judged).set_index("alarm").loc["kl_spike"]
-    assert (row["runs"], row["found"], row["false"], row["in_healthy"], row["delay"]) == (3, 1, 3, 1, 3)
-    assert row["recall"] == pytest.approx(1 / 3) and row["precision"] == 0.25
-
-
-def test_a_simulated_run_is_the_same_for_the_same_seed_and_unknown_faults_are_refused():
-    assert simulate("kl_spike", 5, steps=6) == simulate("kl_spike", 5, steps=6)
-    assert judge(simulate(None, 3, steps=12)) == []
-    with pytest.raises(ValueError, match="there is no fault 'x'"):
-        simulate("x", 0)
 
 
 @pytest.mark.slow
@@ -408,21 +379,6 @@ def test_an_alarm_that_comes_again_is_told_once(tmp_path, capsys):
     said = capsys.readouterr().out
     assert said.count("warning: gradient_spike") == 1 and "again 2 times, the last at step 90" in said
     assert "3 alarms in 99 steps" in said
-
-
-def test_a_column_of_another_unit_is_not_judged_and_said(tmp_path, capsys):
-    rows = [{"step": i, "kl": 0.01, "success": 41.5} for i in range(1, 60)]
-    path = written(tmp_path / "log.jsonl", "\n".join(map(json.dumps, rows)))
-    assert main(["alarms", str(path)]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("no alarm in 59 steps; 1") and "columns that no alarm knows: success" in said
-
-
-def test_a_sentence_says_that_a_number_is_unknown_and_never_nan():
-    fallen = {"entropy": [0.4] * 20 + [0.01] * 20}
-    assert "success at an unknown share" in holding(steps(**fallen))["mode_collapse"].cause
-    silent = {"calls": [3.0] * 20 + [0.5] * 20}
-    assert "an unknown share of the trajectories" in holding(steps(**silent))["tool_abandonment"].cause
 
 
 # ---- histories of other shapes

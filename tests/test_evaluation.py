@@ -65,11 +65,6 @@ def test_summary_of_literals():
     assert nothing["turns_solved"] is nothing["tool_failure_rate"] is None, "not 0"
 
 
-def test_cases_of_any_kind_are_named():
-    cases = [Task(f"t{i}", "q", "1", meta={"case": case}) for i, case in enumerate((3, "a", ["b"], None))]
-    assert list(summarize(singles([1.0] * 4), cases)["by_case"]) == ["3", "['b']", "a"]
-
-
 def test_samples_are_averaged_within_a_task_first():
     ts = [trajectory("a", s, i) for i, s in enumerate([1.0, 1.0, 1.0, 0.0])] + [trajectory("b", 0.0)]
     got = summarize(ts)

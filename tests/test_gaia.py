@@ -67,21 +67,6 @@ def test_local_files(folder):
     assert [t.id for t in load(folder, levels=[2])] == ["g2"]
 
 
-def test_rows_in_parquet_and_levels_that_are_left_out(folder):
-    import pandas as pd
-
-    place = folder / "2023" / "validation"
-    (place / "metadata.jsonl").unlink()
-    rows = pd.DataFrame([{k: v for k, v in row.items() if k != "Annotator Metadata"} for row in ROWS])
-    rows.assign(Level=rows.Level.astype(str), file_name="none.txt").to_parquet(place / "metadata.parquet")
-    with pytest.raises(DataError, match="no attachment"):
-        load(folder)
-    rows.assign(Level=rows.Level.astype(str), file_name="").to_parquet(place / "metadata.parquet")
-    assert [t.id for t in load(place / "metadata.parquet", levels=[1, 2], limit=1)] == ["g1"]
-    with pytest.raises(DataError, match="no usable task"):
-        load(folder, levels=[])
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -190,17 +175,6 @@ def test_attachments_of_four_kinds(official, corpus):
         inside.read_file("f3.png")
 
 
-@pytest.mark.parametrize(("name", "shown"), [("a.xlsx", "a.xlsx"), ("my file (1).xlsx", "attachment.xlsx")])
-def test_a_spreadsheet_that_is_none(tmp_path, corpus, name, shown):
-    (tmp_path / name).write_bytes(b"PK\0\1")
-    inside = GaiaEnvironment(corpus)
-    inside.reset(file=str(tmp_path / name))
-    assert inside.list_files() == f"{shown} (4 bytes, attached)"
-    with pytest.raises(ValueError, match=f"{shown} is no spreadsheet that can be read"):
-        inside.read_file(shown)
-    assert inside.python(f"print(open('{shown}', 'rb').read())").strip() == r"b'PK\x00\x01'"
-
-
 TINY = {
     "model": "nano",
     "sft": True,
@@ -251,21 +225,6 @@ def test_both_agents_by_level_and_nothing_of_the_questions_is_written(
         for path in folder.rglob("*"):
             if path.is_file() and official not in path.parents:
                 assert not [s for s in SECRETS if s.encode() in path.read_bytes()], path
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--levels", "4"], "use 1, 2 and 3"),
-        (["--limit", "-1"], "at least 1"),
-        (["--policies", "sft,gpro"], "the run has no policy 'gpro'"),
-        (["--file", "nowhere"], "nowhere"),
-    ],
-)
-def test_a_wrong_word_is_one_sentence(official, trained, capsys, words, says):
-    assert main(["gaia", str(trained.path), "--file", str(official), *words]) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert says in error
 
 
 def test_secret_answers_are_refused_before_anything_runs(tmp_path, trained, capsys):

@@ -182,14 +182,6 @@ def test_the_last_step_takes_the_place_of_step_0_where_it_is_to_be_measured(tmp_
     assert not all(torch.equal(adapter[name], best[name]) for name in last), "what validation kept"
 
 
-def test_a_training_that_ends_early_is_validated_at_its_end(tmp_path, monkeypatch):
-    trainer = make_trainer(tmp_path / "run", val_every=10)
-    monkeypatch.setattr(Guards, "scored", lambda guards, batch: setattr(guards, "ended", "solved"))
-    assert trainer.train()["ended"] == "solved"
-    rows = list(read_jsonl(tmp_path / "run" / "train" / "metrics.jsonl"))
-    assert [row["step"] for row in rows if row.get("val_success") is not None] == [0, 1]
-
-
 def test_fewer_training_tasks_than_a_step_takes_are_refused(tmp_path):
     with pytest.raises(RecipeError, match="prompts_per_step 2 is more than the 1 training tasks"):
         make_trainer(tmp_path / "run", n_tasks=1)

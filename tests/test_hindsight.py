@@ -19,7 +19,7 @@ from agentkit.runs import Run, read_jsonl
 from agentkit.tasks import relabel as module
 from agentkit.tasks.expert import solve
 from agentkit.tasks.family import Family
-from agentkit.tasks.relabel import relabel_code, without_idle_lines
+from agentkit.tasks.relabel import relabel_code
 from agentkit.tools.environments import CodeEnvironment
 from agentkit.training import loop
 from agentkit.training.hindsight import demonstrate, hindsight, lessons
@@ -62,13 +62,6 @@ def test_a_wrong_program_is_the_right_answer_to_the_task_that_asks_for_what_it_g
     assert new.id != TASK.id and new.meta["answer_if"] == {"8": new.answer}
 
 
-def test_closeness_is_the_share_that_was_right_for_the_task_asked():
-    assert relabel_code(TASK, answered("def f(x): return x * 2 if x < 6 else 0")).meta[
-        "closeness"
-    ] == pytest.approx(2 / 3)
-    assert relabel_code(TASK, answered(DOUBLE)).meta["closeness"] == 1.0
-
-
 @pytest.mark.parametrize(
     "answer",
     [None, "I do not know.", "def f(x): return 1 / 0", "def f(x): return 4", "def g(x): return x",
@@ -76,21 +69,6 @@ def test_closeness_is_the_share_that_was_right_for_the_task_asked():
 )  # fmt: skip
 def test_what_achieved_nothing_is_not_relabelled(answer):
     assert relabel_code(TASK, answered(answer)) is None
-
-
-@pytest.mark.parametrize(
-    ("program", "short"),
-    [("c = 1\nd = c\nprint = 2", "c = 1"), ("b = 2\nc = 1", "b = 2\nc = 1"), ("not (", "not (")],
-)
-def test_last_lines_without_effect_are_dropped(program, short):
-    """What counts here is the value of c; the programs are the test's own."""
-
-    def value(code):
-        scope: dict = {}
-        exec(code, scope)
-        return scope.get("c")
-
-    assert without_idle_lines(program, lambda code: value(code) == value(program)) == short
 
 
 # ---- lessons
@@ -169,11 +147,6 @@ def test_processes_weigh_every_lesson_token_alike(teaching, monkeypatch):
     assert sum(map(teaching._imitate, halves)) == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_row_counts_what_all_processes_made(teaching, monkeypatch):
-    monkeypatch.setattr(loop, "gathered", lambda items: items * 2)
-    assert lessons_in(teaching, ANSWERS[:1])[1] == {"lessons": 2}
-
-
 def test_right_ones_keep_each_different_right_completion_once():
     found = right_ones([answered("1", success=1.0), answered("1", success=1.0), answered("2", sample=1, success=1.0),
                         answered("3", sample=2), answered("4", sample=3, success=None)])  # fmt: skip
@@ -204,17 +177,6 @@ def test_what_a_program_prints_is_what_its_lesson_expects(answer, printed):
     new = relabel_code(TASK, answered(answer))
     assert new.meta["answer_if"] == {printed: answer}
     assert solve(new, CodeEnvironment()).answer == answer and verify(new, answer).value == 1.0
-
-
-def test_a_plain_task_is_a_relabelled_one_too():
-    """Of whatever differs in what the agent did, where no program is judged."""
-
-    def relabel(task, trajectory):
-        return dataclasses.replace(task, prompt=f"Do {trajectory.completion_ids}.", answer="1")
-
-    task = Task("c", "Do it.", "2", "numeric", "own")
-    found = lessons([task], [answered(None), answered(None, sample=1)], {"own": Family(relabel=relabel)})
-    assert {t.prompt for t in found} == {"Do (0, 2).", "Do (1, 2)."}
 
 
 def test_two_rounds_train_and_leave_their_adapters(tmp_path):

@@ -59,16 +59,6 @@ def test_every_passage_names_its_source(corpus):
     assert sources == {"GeoNames", "mendeleev", "Wikidata", "Gapminder"}
 
 
-def test_a_tiny_corpus_holds_exactly_its_facts(tiny):
-    found = {(kind, entity): value for kind, entity, value in facts(tiny.connection)}
-    assert found["country.neighbour", ("Aland",)] == "Cland"
-    assert found["director.first_film", ("Zed",)] == "Film Two"
-    assert found["discoverer.element", ("Ann Y",)] == "Xium"
-    assert ("element.discovered", ("Yium",)) not in found  # unknown is absent, not 0
-    assert found["indicator.gdp_per_head", ("Aland", 1952)] == 900.0
-    assert len(found) == 2 * 5 + 1 + 2 + 4 + 3 + 1 + 2 * 4 + 1 + 2
-
-
 # ---- the file
 def test_what_is_no_corpus_says_what_to_do_and_stays(tmp_path):
     good = builder.build(tmp_path / "good.sqlite", ROWS).read_bytes()

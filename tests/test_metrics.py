@@ -56,22 +56,6 @@ def test_steps_of_several_processes_are_one():
     assert found.counts == {"dead": 2, "left_out": 1, "extra": 2}
 
 
-def test_what_several_processes_measured_is_averaged_over_those_that_have_it():
-    assert metrics.mean_of([{"mismatch": 0.1, "mismatch_share": 0.9}, {"mismatch": 0.3}]) == {
-        "mismatch": pytest.approx(0.2),
-        "mismatch_share": 0.9,
-    }
-
-
-def test_a_row_splits_the_seconds():
-    measured = {"rollout_seconds": 1.0, "val_seconds": 2.0, "loss": math.inf}
-    assert metrics.row(7, measured, 5.0) == {
-        "step": 7, "loss": math.inf, "rollout_seconds": 1.0, "val_seconds": 2.0,
-        "seconds": 5.0, "update_seconds": 2.0,
-    }  # fmt: skip
-    assert metrics.row(0, {}) == {"step": 0}
-
-
 def test_rows_reach_tensorboard(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 import torch
-from pretrain import batches, draft_tasks, main, make_world, transcripts
+from pretrain import batches, make_world, transcripts
 
 from agentkit.nano import DATA
 from agentkit.policies.loading import load_agent
@@ -85,17 +85,3 @@ def test_a_damaged_model_is_a_sentence(tmp_path):
     (folder / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(FileNotFoundError, match="cannot load the model .*/agent'"):
         load_agent(str(folder))
-
-
-def test_its_command_says_what_is_missing(capsys):
-    with pytest.raises(SystemExit):
-        main(["--lab", "params/labs/drawing.py"])
-    assert "say --out FOLDER" in capsys.readouterr().err
-
-
-def test_the_same_seed_makes_the_same_world_and_tasks(tmp_path):
-    found = []
-    for name in ("a", "b"):
-        world = Corpus(make_world(tmp_path / f"{name}.sqlite", 3))
-        found.append([(t.prompt, t.answer) for t in draft_tasks(world, 20, random.Random(1))])
-    assert found[0] == found[1]

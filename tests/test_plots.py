@@ -30,23 +30,6 @@ def metrics(n=60):
     return table
 
 
-def contrast(a, b):
-    def luminance(colour):
-        channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    low, high = sorted((luminance(a), luminance(b)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def test_every_colour_reads_on_light_and_dark():
-    for page in ("#ffffff", "#111111"):
-        assert contrast(plots.INK, page) >= 4
-        assert all(contrast(colour, page) >= 3 for colour in (*plots.COLOURS, plots.SAME))
-    assert len(set(plots.COLOURS)) == len(plots.COLOURS)
-
-
 def test_validation_is_in_sight_while_no_rollout_of_the_training_is_right():
     table = pd.DataFrame({"step": [1, 2], "success": [0.0, 0.0], "val_success": [0.3, np.nan]})
     table["val_ci_low"], table["val_ci_high"] = table["val_success"] - 0.1, table["val_success"] + 0.1
@@ -109,25 +92,6 @@ def test_training_curves_draw_what_exists():
     assert [a.text for a in fewer.layout.annotations] == ["KL to the reference", "Step time"]
     audited = plots.training_curves(metrics().assign(audit_success=0.5))
     assert {"success", "audit success"} <= {t.name for t in audited.data if t.showlegend}, "told apart"
-
-
-def test_training_curves_of_nothing_and_of_much():
-    assert "No optimiser step" in plots.training_curves(pd.DataFrame({"step": []})).layout.annotations[0].text
-    drawn = {t.name: t for t in plots.training_curves(metrics(10_000)).data if t.mode == "markers"}
-    assert 300 < len(drawn["success"].x) <= 400
-
-
-def test_difficulty_counts():
-    tasks = [
-        Task("1", "?", "1", family="A"),
-        Task("2", "?", "1", family="A", split="test", difficulty="hard"),
-        Task("3", "?", "1", family="B"),
-        Task("4", "?", "1", family="A"),
-    ]
-    figure = plots.difficulty_counts(tasks)
-    assert [a.text for a in figure.layout.annotations] == ["train (3)", "test (1)"]
-    assert sum(sum(bar.y) for bar in figure.data) == 4 and {bar.name for bar in figure.data} == {"A", "B"}
-    assert "no task" in plots.difficulty_counts([]).layout.annotations[0].text
 
 
 def test_failures_and_habits_are_drawn_with_every_number():

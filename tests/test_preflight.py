@@ -17,9 +17,8 @@ from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import causes, checks, examine, report
-from agentkit.preflight.checks import repeatable
 from agentkit.preflight.forecasting import forecast
-from agentkit.preflight.probe import probe, saying
+from agentkit.preflight.probe import saying
 from agentkit.preflight.reward_checks import gold
 from agentkit.recipe import Recipe
 from agentkit.records import StopReason, Task, ToolResult, TrainingError, Trajectory, Turn
@@ -33,17 +32,6 @@ from agentkit.trajectories import groups_by_task
 RECIPE = Recipe(group_size=4)
 NAMES = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
 RIGHT = {"correctness": (correctness, 1.0)}
-
-
-def test_what_a_repeat_scoring_explains():
-    rng = np.random.default_rng(1)
-    signal = rng.integers(0, 2, (40, 8)).astype(float)
-    assert repeatable(np.stack([signal] * 3)) == pytest.approx(1.0)
-    assert repeatable(rng.normal(size=(4, 40, 8))) < 0.15
-    assert 0.5 < repeatable(signal + rng.normal(0, 0.3, (4, 40, 8))) < 0.9
-    assert repeatable(np.zeros((3, 5, 4))) is None
-    still = signal * (np.arange(40) < 10)[:, None] + rng.normal(0, 0.05, (4, 40, 8))  # three in four are dead
-    assert repeatable(still) < 0.5 < 0.9 < repeatable(still, divided=False)
 
 
 # ---- autopsies: three published runs
@@ -188,15 +176,6 @@ def test_a_reward_that_reads_the_text_or_pickles_what_it_gets_is_not_refused(rol
     assert form["Component form"].light == "green" and "saturated" in form["Component form"].advice
 
 
-def test_a_key_that_some_verifiers_hold_is_written(rollouts):
-    tasks, _, golden = rollouts
-    some = [*tasks, replace(tasks[0], id="other", verifier={"kind": "numeric", "abs_tol": 1.0})]
-    component = lambda task, t: task.verifier.get("abs_tol", 0.0)  # noqa: E731
-    pairs = list(zip(tasks, golden, strict=True))[:3]
-    assert probe(component, pairs, tasks).missing == ("task.verifier['abs_tol']",)
-    assert not probe(component, pairs, some).missing
-
-
 def test_toolrla_is_not_refused_for_tools_that_no_task_forbids(suite, tokenizer):
     tasks = [task for task in suite.split("train") if task.family == "A"][:12]
     careless = ScriptedPolicy(tokenizer, Flaws(in_head=0.5, wrong_operation=0.3), name="sft")
@@ -305,14 +284,6 @@ def test_silence_that_is_paid_is_told(rollouts):
     assert checks.silence(groups_by_task([replace(t, reward=1.0) for t in rollouts[1]])).light == "green"
 
 
-def test_the_smallest_difference_that_a_test_shows(rollouts):
-    groups = groups_by_task(rollouts[1])
-    few, many = checks.power(groups, 20, 1), checks.power(groups, 400, 2)
-    assert few.light == "amber" and many.light == "green"
-    assert many.values["detectable"] < 0.15 < few.values["detectable"]
-    assert checks.power(groups, 0, 2).finding == "0 test tasks show no difference at all."
-
-
 # ---- causes, settings, memory
 @pytest.mark.parametrize(("cut", "few"), [(12, "most"), (2, "some")])
 def test_the_limit_that_gold_meets_is_named_as_the_recipe_names_it(rollouts, cut, few):
@@ -371,16 +342,6 @@ def test_the_same_question_in_another_world_is_another_task():
 
 
 # ---- the forecast
-def test_the_forecast_scales_with_the_measured_rollout():
-    slow, fast = forecast(Recipe(model="nano"), 0.2), forecast(Recipe(model="nano"), 0.05)
-    assert slow.values["training_seconds"] == pytest.approx(4 * fast.values["training_seconds"])
-    assert "measured" in forecast(Recipe(model="nano"), 0.05, 0.1).finding
-
-
-@pytest.mark.parametrize(("model", "device", "rented"), [("nano", "", False), ("nano", "GPU", True)])
-def test_the_forecast_of_a_cpu_names_no_gpu_hours(model, device, rented):
-    finding = forecast(Recipe(model=model), 0.05, 0.01, device=device).finding
-    assert ("GPU-hours, $" in finding) is rented is ("$" in finding)
 
 
 def test_the_forecast_is_of_the_whole_run_and_of_what_is_done_already(tmp_path):
@@ -439,13 +400,6 @@ def test_a_real_suite_and_policy_end_to_end(suite, tokenizer):
     assert preflight["Gold trajectories"].light == preflight["Masks"].light == "green"
     assert len(rollouts) == 48 and preflight["Forecast"].values["rollout"] > 0  # 12 tasks
     assert preflight["Signal or noise"].values["repeatable"] == pytest.approx(1.0)
-
-
-def test_gold_that_met_outages_only_refuses_no_run(suite, tokenizer):
-    """Nine calls in ten fail for the moment, for some experts as often as they try."""
-    lab = Lab.open(Recipe(group_size=2, model="nano", tool_failures=0.9, max_turns=90))
-    found, _ = examine(lab, ScriptedPolicy(tokenizer, name="sft"), suite.split("train"))
-    assert found["Gold trajectories"].light != "red", found["Gold trajectories"].finding
 
 
 @pytest.mark.slow

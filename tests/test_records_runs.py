@@ -53,7 +53,6 @@ def make_trajectory(**changes) -> Trajectory:
     return dataclasses.replace(base, **changes)
 
 
-# ---- records
 # ---- JSON
 def test_a_crash_while_writing_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
     path = runs.write_json(tmp_path / "a.json", {"old": 1})
@@ -253,13 +252,6 @@ def test_what_would_not_be_read_back_is_not_written(tmp_path, tasks, says):
         Suite(tasks).save(path, force=True)
 
 
-def test_a_byte_order_mark_is_read(tmp_path):
-    runs.write_tasks(tmp_path / "tasks.jsonl", [Task(**TASK)])
-    for path in (tmp_path / "tasks.jsonl", runs.write_json(tmp_path / "a.json", [TASK])):
-        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert read_tasks(tmp_path / "tasks.jsonl") == [Task(**TASK)] and read_json(tmp_path / "a.json") == [TASK]
-
-
 # ---- run folders
 @pytest.mark.parametrize("name", ["../x", "a\0b", "x" * 300, "-rf", "", "..", "a b", "a\n", "ü"])
 def test_hostile_run_names_are_refused(name):
@@ -284,15 +276,6 @@ def test_a_policy_name_cannot_leave_the_run(tmp_path):
     for name in ("../../x", "/etc/passwd", "a\0b"):
         with pytest.raises(RunError, match="refused"):
             run.trajectories(name)
-
-
-def test_a_run_folder_in_the_way_of_a_file_is_one_sentence(tmp_path):
-    (tmp_path / "a").write_text("precious")
-    for path in (tmp_path / "a", tmp_path / "a" / "b"):
-        with pytest.raises(RunError) as error:
-            Run.create(path)
-        one_sentence(error)
-    assert (tmp_path / "a").read_text() == "precious"
 
 
 def test_stages_are_recorded_and_folders_are_private(tmp_path):

@@ -182,13 +182,6 @@ def test_a_training_killed_after_its_last_step_takes_no_further_one(whole, tmp_p
     assert outcome(path) == outcome(whole) and (path / "train" / "finished.json").exists()
 
 
-def test_what_measured_an_earlier_training_is_put_aside_with_it(whole, tmp_path):
-    path = copy_of(whole, tmp_path)
-    (path / "comparison.json").write_text("{}")
-    goes_on(path)
-    assert not (path / "comparison.json").exists() and (path / "train-1" / "comparison.json").exists()
-
-
 # ---- what a watcher asks for
 def test_a_watcher_may_ask_for_the_end(tmp_path):
     control = tmp_path / "run" / "train" / ".control"
@@ -198,18 +191,6 @@ def test_a_watcher_may_ask_for_the_end(tmp_path):
     assert newest(tmp_path / "run") == ["checkpoint-2"] and not control.exists()
     rows = read_jsonl(tmp_path / "run" / "train" / "metrics.jsonl")
     assert "val_success" in rows[-1], "what is kept is what it has learnt"
-
-
-def test_what_was_asked_of_an_earlier_training_does_not_stop_the_next(tmp_path):
-    """A click may reach the kernel when training has ended."""
-    Run.create(tmp_path / "run").begin("03_grpo", {})
-    trainer, control = make_trainer(tmp_path / "run"), tmp_path / "run" / "train" / ".control"
-    with trainer.saves:
-        control.parent.mkdir(exist_ok=True)
-        control.write_text("stop\n")
-        os.utime(control, (1e9, 1e9))
-        trainer.saves.listen()
-    assert not trainer.saves.ending and not control.exists()
 
 
 def test_a_validation_without_a_verdict_is_left_out_and_said(tmp_path, monkeypatch):
@@ -410,13 +391,6 @@ def test_a_checkpoint_is_whole_private_and_two_are_kept(tmp_path):
     (path / "a").write_text("x")
     with pytest.raises(CheckpointError, match="checkpoint-10 is not as it was written"):
         checkpoint_folders.verify(path)
-
-
-def test_a_half_written_checkpoint_is_never_seen(tmp_path):
-    (checkpoint_folders.begin(tmp_path, 3) / "a").write_text("half")
-    assert checkpoint_folders.steps(tmp_path) == [] and checkpoint_folders.newest_sound(tmp_path) is None
-    checkpoint_folders.begin(tmp_path, 4)
-    assert [p.name for p in tmp_path.iterdir()] == [".checkpoint-4"]
 
 
 def test_the_harness_would_see_a_difference(whole, tmp_path):

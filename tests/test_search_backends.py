@@ -12,7 +12,6 @@ import pytest
 
 from agentkit import ToolCall
 from agentkit.tools import RetrievalServer, search_passages
-from agentkit.tools import search as search_tool
 from agentkit.tools.cache import ToolCache
 from agentkit.tools.environments import SearchEnvironment
 from agentkit.tools.runtime import run_call
@@ -91,16 +90,3 @@ def test_a_servers_answers_are_kept_where_its_index_has_a_version(server):
         for _ in range(2):
             assert asyncio.run(run_call(call, environment, cache=cache)).ok
         assert len(server.seen) == asked
-
-
-def test_an_empty_backend_is_asked_all_the_same(corpus):
-    class Mine(list):
-        def search(self, query, top_k):
-            return [*self, "mine"]
-
-    assert SearchEnvironment(corpus, backend=Mine()).search("rivers") == "[1] mine"
-
-
-def test_passages_are_one_line_of_bounded_length():
-    assert search_tool._line("a\n<b>x</b>\t y " + "z" * 5_000).startswith("a x y zzz")
-    assert len(search_tool._line("z" * 10**6)) == search_tool.MAX_PASSAGE

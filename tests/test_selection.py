@@ -22,7 +22,7 @@ from agentkit.training import advantages
 from agentkit.training.advantages import teaches_nothing
 from agentkit.training.loop import GRPO
 from agentkit.training.selection import fresh_tasks, left_out, replace_dead, select
-from agentkit.trajectories import groups_of, is_dead, is_truncated, reward_range
+from agentkit.trajectories import is_dead, is_truncated, reward_range
 
 GOOD = ToolResult("search", {}, "found", ok=True)
 FAILED = ToolResult("search", {}, "Error.", ok=False)
@@ -47,14 +47,6 @@ def group(*rewards, task="t") -> Group:
 def test_a_dead_group_has_fewer_than_two_different_rewards(rewards, dead):
     assert is_dead(group(*rewards)) is dead
     assert (reward_range(group(*rewards)) < 1e-9) is dead
-
-
-def test_groups_are_consecutive_and_of_one_task():
-    batch = [*group(1.0, 0.0, task="a").trajectories, *group(0.0, 0.0, task="b").trajectories]
-    assert [g.task_id for g in groups_of(batch, 2)] == ["a", "b"]
-    for wrong in (batch[:3], batch[1:]):
-        with pytest.raises(ValueError, match="not whole groups of 2"):
-            groups_of(wrong, 2)
 
 
 # ---- truncated
@@ -100,22 +92,6 @@ def test_dead_groups_give_way_to_live_ones_in_place():
     found = replace_dead(world(tasks("d1", "a", "d2")), tasks("d3", "b", "c", "e"), world, is_dead)
     assert names(found[0]) == ["b", "a", "c"] and found[1:] == (2, 3)
     assert world.asked[1:] == [["d3", "b"], ["c"]]
-
-
-@pytest.mark.parametrize(
-    ("fresh", "expected", "tried"),
-    [
-        ("", ["d1", "d2"], 0),
-        ("b", ["b", "d2"], 1),
-        (["d3"], ["d1", "d2"], 1),
-        (["b", "d3", "c"], ["b", "c"], 3),
-    ],
-)
-def test_when_fresh_tasks_run_out_the_rest_is_kept(fresh, expected, tried):
-    world = World()
-    found = replace_dead(world(tasks("d1", "d2")), tasks(*fresh), world, is_dead)
-    assert names(found[0]) == expected and found[2] == tried
-    assert replace_dead(world(tasks("a")), tasks("b"), world, is_dead)[2] == 0
 
 
 def test_select_counts_what_it_did():

@@ -134,26 +134,6 @@ def wanted(asked):
     return [[int(digit) + 10 for digit in str(seed_number(r.seed))[: r.max_new_tokens]] for r in asked]
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "reads"),
-    [({"max_model_len": 512}, {"max_model_len": 300}, 300), ({"max_model_len": "many"}, {}, None)],
-)  # fmt: skip
-def test_what_the_servers_read_bounds_a_trajectory(two, first, second, reads):
-    for replica, says in zip(two, (first, second), strict=True):
-        replica.models = {"data": [{"id": "m", **says}]}
-    with ServerPolicy([replica.url for replica in two], EndsAt()) as policy:
-        assert policy.max_length == reads
-
-
-def test_a_connection_that_was_idle_is_not_used_again():
-    """A server may be closing it at that moment, which looks like one that died."""
-    with serving(idle_s=1.5) as replica, ServerPolicy([replica.url], EndsAt()) as policy:
-        for turn in range(2):
-            asked = requests(3, turn)
-            assert [list(sample.ids) for sample in play(policy, asked)] == wanted(asked)
-            time.sleep(2)
-
-
 def test_requests_carry_tokens_seed_and_temperature_and_spread_over_the_replicas(two):
     def slow(body):
         time.sleep(0.05)

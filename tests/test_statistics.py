@@ -43,14 +43,6 @@ def test_unequal_clusters_have_the_freedom_of_as_many_equal_ones():
     assert st.over_clusters(values, np.repeat([0, 1, 2], [4, 3, 3])).freedom == pytest.approx(100 / 34 - 1)
 
 
-def test_clusters_of_one_task_each_are_the_tasks():
-    values = np.random.default_rng(1).normal(0.1, 0.3, 25)
-    one, own = st.over_clusters(values, np.arange(25)), st.over_tasks(values)
-    assert (one.mean, one.error, one.freedom) == pytest.approx((own.mean, own.error, own.freedom))
-    five = st.over_clusters(np.repeat(values[:5], 5), np.repeat(np.arange(5), 5))
-    assert five.error == pytest.approx(st.over_tasks(values[:5]).error), "copies are no evidence"
-
-
 def test_few_tasks_that_differ_show_nothing():
     for differ in range(6):
         values = np.repeat([1.0, 0.0], [differ, 200 - differ])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -92,11 +91,6 @@ def test_a_grid_names_its_arms_and_finds_the_unchanged_one(tmp_path):
         "beta-0.0_group_size-8", "beta-0.0_group_size-16", "beta-0.02_group_size-8", "beta-0.02_group_size-16",
     ]  # fmt: skip
     assert design.against == "beta-0.02_group_size-8"
-
-
-def test_the_same_sweep_of_another_recipe(tmp_path):
-    design = read_design(write(tmp_path), "params/plan-3b.yaml")
-    assert {arm.recipe.model for arm in design.arms.values()} == {Recipe.load("params/plan-3b.yaml").model}
 
 
 # ---- cells and what they have in common
@@ -209,15 +203,6 @@ def test_a_folder_that_is_a_run_or_worked_on_is_refused(tmp_path):
         drive(tmp_path, Notebooks())
 
 
-def test_a_damaged_state_is_one_sentence(tmp_path):
-    _, sweep, _ = drive(tmp_path, Notebooks())
-    sound = sweep.file("sweep.json").read_text()
-    for text in (json.dumps(json.loads(sound) | {"cells": [{"arm": "free"}]}), sound[: len(sound) // 2]):
-        sweep.file("sweep.json").write_text(text)
-        with pytest.raises(RunError, match="sweep.json is"):
-            _ = Sweep(sweep.folder).state
-
-
 def test_a_dry_run_says_what_it_would_make_and_makes_nothing(tmp_path, capsys):
     folder = tmp_path / "out"
     assert main(["sweep", str(write(tmp_path)), "--run", str(folder), "--dry-run"]) == 0
@@ -232,12 +217,6 @@ def test_a_dry_run_says_what_it_would_make_and_makes_nothing(tmp_path, capsys):
         list(left["make"]) == ["free/seed-1", "free/seed-2"] and left["device_hours"] < before["device_hours"]
     )
     assert "made once: nothing" in as_text(left)
-
-
-def test_several_slots_without_ray_are_one_sentence(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    assert main(["sweep", str(write(tmp_path)), "--run", str(tmp_path / "out"), "--slots", "2"]) == 2
-    assert "several slots need Ray, which did not start" in capsys.readouterr().err
 
 
 def test_cells_that_would_train_through_the_same_servers_are_refused():

@@ -7,8 +7,6 @@ import json
 
 import pytest
 from conformance import ROW, EnvironmentConformance
-from hypothesis import given
-from hypothesis import strategies as st
 from says import Says
 
 from agentkit import Task, ToolCall, rollout
@@ -48,15 +46,6 @@ def test_the_best_passages_are_found_with_their_titles():
     assert (refused.ok, refused.observation) == (False, "Error: the query is empty; say what to look for.")
 
 
-def test_a_task_sees_its_own_passages_only():
-    first, second = PassagesEnvironment(), PassagesEnvironment()
-    first.reset(passages=["one fish"]), second.reset(passages=["two fish"])
-    assert search(first, "fish").observation == "[1] one fish"
-    assert search(second, "fish").observation == "[1] two fish"
-    first.reset(passages=["no bird"])
-    assert search(first, "fish").observation.startswith("No passage")
-
-
 def test_a_row_without_usable_passages_is_a_sentence():
     for passages, says in (
         ({"title": ["a"], "text": ["b"]}, r"\(here dict\) must be a list of at most 1000 texts"),
@@ -76,14 +65,6 @@ def test_hostile_passages_are_text():
         found = search(environment, "fish")
         assert found.ok and found.observation.startswith("[1] ")
         found.observation.encode()
-
-
-@given(st.lists(st.text(max_size=20), max_size=4), st.text(max_size=20))
-def test_any_query_over_any_texts_answers(passages, query):
-    environment = PassagesEnvironment(top_k=2)
-    environment.reset(passages=passages)
-    found = search(environment, query)
-    assert found.ok == bool(query.strip()) and found.observation.count("\n") <= 1
 
 
 def test_a_policy_meets_them_in_a_rollout(tokenizer):

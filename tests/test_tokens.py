@@ -8,10 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.records import StopReason, Trajectory, Turn
-from agentkit.rollouts import rollout
-from agentkit.rollouts.tokens import batch_faults, exact_decode, token_logprobs
+from agentkit.rollouts.tokens import batch_faults, token_logprobs
 
 TEXTS = {1: "a", 2: "b", 3: "<end>", 7: "seen"}
 
@@ -83,13 +81,6 @@ def test_ids_or_masks_that_changed_on_the_way_to_the_update_are_named():
 def test_a_torn_group_is_named():
     assert faults(batch()[:3]) == ["3 trajectories are no whole number of groups of 2."]
     assert len(faults([batch()[i] for i in (0, 2, 1, 3)])) == 2
-
-
-def test_real_rollouts_pass(suite, tokenizer):
-    policy = ScriptedPolicy(tokenizer, Flaws(malformed=0.3, give_up=0.2))
-    found = rollout(suite.split("train")[:4], policy, group_size=3)
-    rows, masks = [t.completion_ids for t in found], [t.action_mask for t in found]
-    assert batch_faults(found, 3, rows=rows, masks=masks, decode=exact_decode(tokenizer)) == []
 
 
 def test_log_probabilities_of_given_tokens_and_entropies():

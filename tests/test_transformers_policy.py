@@ -228,19 +228,6 @@ def test_memory_goes_with_the_last_trajectory_and_with_the_weights():
     assert abs(found.logprobs[0] - float(expected)) < 1e-5
 
 
-def test_a_second_event_loop_joins_the_batch():
-    policy = TransformersPolicy(tiny(), EndsAt())
-    request = Request(TASK, 2, 0, [10, 20, 30], (0,), 4, 1.0)
-
-    async def both():
-        waiting = asyncio.create_task(policy.sample(Request(TASK, 1, 0, [10, 20, 30], (0,), 200, 1.0)))
-        await asyncio.sleep(0)
-        return await asyncio.to_thread(asyncio.run, policy.sample(request)), await waiting
-
-    other, first = asyncio.run(both())
-    assert other.ids == first.ids[: len(other.ids)] and asyncio.run(policy.sample(request)).ids == other.ids
-
-
 def test_a_model_with_other_layers_is_refused_in_one_sentence():
     class Other:
         config = GptOssConfig(num_hidden_layers=2)  # every other layer has a sliding window

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks import update as bench
 from survive import make_trainer
 
 from agentkit.policies.loading import make_policy
@@ -140,16 +139,6 @@ def test_sampled_and_recomputed_log_probabilities_agree(tmp_path):
     trainer.train()
     batch, own = kept[0]
     assert batch.mask.any() and torch.allclose(own[batch.mask], batch.old[batch.mask], atol=1e-4)
-
-
-def test_the_bench_compares_both_on_one_batch(monkeypatch):
-    monkeypatch.setattr(bench, "QUICK", {80: 1})
-    monkeypatch.setattr(bench, "COMPLETION", 64)
-    found = bench.bench_update(quick=True)
-    (case,) = found["cases"]
-    assert found["bench"] == "update" and case["case"] == "p80"
-    assert case["logp_diff"] < 1e-4 and case["grad_diff"] < 1e-5
-    assert case["ours"]["min"] > 0 and case["peak_mb"]["peer"] > 0
 
 
 LOG2, LOG3 = 0.6931472, 1.0986123

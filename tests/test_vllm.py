@@ -219,17 +219,6 @@ def test_the_engine_sleeps_where_its_build_can_and_wakes_for_requests_and_weight
     assert calls[1:] == ["wake_up", "add_request", "sleep", "wake_up", "add_lora"]
 
 
-def test_a_request_that_does_not_fit_is_refused_alone(engine):
-    long = Request(SEED_TASK, 99, 0, [40] * 4000, (1,), 5, 1.0)
-
-    async def both():
-        return await asyncio.gather(engine.sample(long), ask(engine, 2)(), return_exceptions=True)
-
-    refused, others = asyncio.run(both())
-    assert isinstance(refused, EngineError) and "4000 tokens" in str(refused)
-    assert [len(sample.ids) > 0 for sample in others] == [True, True]
-
-
 def test_a_cancelled_batch_leaves_nothing_behind(engine):
     async def impatient():
         await asyncio.wait_for(ask(engine, 64, length=1500, temperature=1.5)(), 0.1)

@@ -40,12 +40,3 @@ def test_whatever_fails_is_an_observation(corpus):
     ]:
         result = call(bench, name, **arguments)
         assert not result.ok and result.observation.startswith("Error: ") and says in result.observation
-
-
-def test_trajectories_share_nothing(corpus):
-    first, second = (WorkbenchEnvironment(corpus), WorkbenchEnvironment(corpus))
-    call(first, "write_file", path="a.txt", content="x"), call(first, "python", code="x = 1")
-    assert call(second, "list_files").observation == "the workspace is empty"
-    assert "NameError" in call(first, "python", code="print(x)").observation  # no program leaves anything
-    first.reset()
-    assert call(first, "list_files").observation == "the workspace is empty"

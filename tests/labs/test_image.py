@@ -77,12 +77,6 @@ def test_six_cases_whose_gold_passes_and_earns_the_most(lab, suite, tokenizer):
         assert t.components == {"format": 1.0, "grounded": 1.0}
 
 
-def test_the_wide_variety_asks_for_more_facts():
-    wide = opened("image_wide", families="image", n_tasks=60).suite()
-    facts = [len(task.verifier["holds"]) for task in wide if task.meta["case"] == "Real location"]
-    assert min(facts) == 3 and all(row["passed"] for row in wide.audit())
-
-
 def hacks(task):
     """What a policy may try, by name: turns that must not be taken for a grounded picture."""
     case, right, prompt = task.meta["case"], gold(task), prompt_of(task)

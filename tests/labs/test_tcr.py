@@ -49,20 +49,6 @@ class TestInterpreter(EnvironmentConformance):
     calls = [ToolCall("code_interpreter", {"code": "6 * 7"}), ToolCall("code_interpreter", {"code": "x = 1"})]
 
 
-def test_the_value_of_a_last_expression_is_shown():
-    for code, shown in (
-        ("x = 3\nx + 4", "7"),
-        ("x = 3", "(no output; use print)"),  # the reference wrapped this line in print(...), which broke
-        ("x = 1; x + 1;  # why", "2"),
-        ("(1 +\n 2)", "3"),
-        ("for i in range(3):\n    print(i)", "0\n1\n2"),
-        ("print = 3\nprint", "3"),
-        ("from __future__ import annotations\n7", "7"),
-        ("'''a\nb'''\n\n# the end", "a\nb"),
-    ):
-        assert InterpreterEnvironment().code_interpreter(code) == shown
-
-
 # ---- rows
 def row(source, index=0, truth="7"):
     if source == "taco_code":
