@@ -134,14 +134,6 @@ def test_tasks_that_are_not_scored_everywhere_are_left_out(tmp_path):
         ablation.to_json()
 
 
-def test_the_figures_show_every_arm(tmp_path):
-    ablation = finished(tmp_path, {"default": outcomes(3, 0.5), "free": outcomes(3, 0.5)}, policy="grpo")
-    assert "default" in ablation.answer() and len(plots.arm_success(ablation).data) == 4
-    assert [t.name for t in plots.learning_curves(ablation).data if t.name] == ["default", "free"]
-    assert [t.name for t in plots.success_by_compute(ablation).data if t.name] == ["default", "free"]
-    assert list(plots.transfer(ablation).data[0].y) == ["default", "free"]
-
-
 def test_an_interval_and_its_verdict_never_disagree():
     rng = np.random.default_rng(1)
     for _ in range(15):

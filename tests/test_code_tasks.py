@@ -9,9 +9,7 @@ import random
 
 import pytest
 
-from agentkit import Suite, rollout, verify
-from agentkit.policies.scripted import Flaws, ScriptedPolicy
-from agentkit.rollouts import Limits
+from agentkit import Suite, verify
 from agentkit.sandbox import run_python
 from agentkit.tasks import solve
 from agentkit.tasks.families import code
@@ -135,22 +133,3 @@ def test_mistakes_earn_nothing(codes):
             wrong += task.meta["near_misses"]
         for answer in wrong:
             assert verify(task, answer).value == 0.0, (task.prompt, answer)
-
-
-@pytest.mark.parametrize(
-    ("flaws", "least", "most"),
-    [({}, 1.0, 1.0), ({"wrong_operation": 1.0}, 0.0, 0.0), ({"in_head": 1.0}, 0.0, 0.6)],
-    ids=["none", "nearly right", "untested"],
-)
-def test_a_careless_expert_fails_as_its_flaws_say(codes, tokenizer, flaws, least, most):
-    limits = Limits(max_turns=20, max_turn_tokens=800, max_tokens=8_000)
-    tasks = list(codes)[::4]
-    found = rollout(
-        tasks, ScriptedPolicy(tokenizer, Flaws(**flaws)), environment={"C": CodeEnvironment}, limits=limits
-    )
-    assert least <= sum(t.success for t in found) / len(found) <= most
-    calls = [[result for turn in t.turns for result in turn.results] for t in found]
-    assert all(bool(made) != ("in_head" in flaws) for made in calls)
-    for task, trajectory in zip(tasks, found, strict=True):
-        if "wrong_operation" in flaws and task.verifier["kind"] == "code":
-            assert any(miss in trajectory.answer for miss in task.meta["near_misses"])

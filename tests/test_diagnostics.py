@@ -239,16 +239,6 @@ def test_the_answers_are_computed_from_the_run():
     assert alarm.advice in sentences["What to change?"]
 
 
-def test_what_is_not_known_is_said_and_one_validation_compares_with_none():
-    rows = [{"step": i, "audit_disagreement": None if i < 6 else 0.1, "entropy": None if i < 6 else 0.2}
-            for i in range(1, 13)]  # fmt: skip
-    sentences = answers(pd.DataFrame([{"step": 0, "val_success": 0.3}, *rows]))
-    assert "not two validations" in sentences["Did it learn?"] and "nan" not in " ".join(sentences.values())
-    assert sentences["Is it hacking the reward?"].endswith("and 10% at first.")
-    bare = answers(pd.DataFrame([{"step": 1, "loss": 0.1}]))
-    assert all(bare[name].startswith("Unknown") for name in ("Did it learn?", "Is it hacking the reward?"))
-
-
 def test_success_by_kind_counts_tasks_alike():
     tasks = {
         n: Task(n, "?", "7", family=f, difficulty=d) for n, f, d in (("a", "A", "easy"), ("b", "B", "hard"))
@@ -371,14 +361,6 @@ def test_what_is_no_log_is_refused_and_never_no_alarms(tmp_path, capsys, file, t
     assert main(["alarms", str(path)]) != 0
     said = capsys.readouterr()
     assert says in said.err and "alarm" not in said.out
-
-
-def test_an_alarm_that_comes_again_is_told_once(tmp_path, capsys):
-    rows = [{"step": i, "grad_norm": 50.0 if i % 30 == 0 else 1 + 0.01 * (i % 7)} for i in range(1, 100)]
-    assert main(["alarms", str(written(tmp_path / "log.jsonl", "\n".join(map(json.dumps, rows))))]) == 0
-    said = capsys.readouterr().out
-    assert said.count("warning: gradient_spike") == 1 and "again 2 times, the last at step 90" in said
-    assert "3 alarms in 99 steps" in said
 
 
 # ---- histories of other shapes

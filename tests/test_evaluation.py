@@ -9,10 +9,10 @@ from scipy.stats import ttest_1samp
 
 from agentkit.evaluation import Comparison, compare, summarize, task_success
 from agentkit.evaluation.examples import examples
-from agentkit.evaluation.headline import early, planted, spoilt
+from agentkit.evaluation.headline import spoilt
 from agentkit.evaluation.tables import save, text_table, to_html
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.runs import Run, RunError, append_jsonl
+from agentkit.runs import Run, append_jsonl
 
 
 def trajectory(task_id, success, sample=0, policy="sft", oks=(), tokens=4):
@@ -298,14 +298,6 @@ def test_a_cold_start_that_did_harm_is_warned_of():
     assert spoilt(compare({"base": rated([1, 2] * 20), "sft": rated([2, 1] * 20)}).paired[0]) == ""
 
 
-def test_steps_after_the_kept_one_and_planted_flaws_are_said():
-    assert early(15, 45) == "30 of the 45 steps came after the kept one."
-    assert early(0, 45) == early(23, 45) == planted({}) == planted({"in_head": 0.0}) == ""
-    assert planted({"in_head": 0.4, "give_up": 0.0}).startswith(
-        "SFT imitates an expert with planted flaws (in_head 0.4), so"
-    )
-
-
 # ---- tables
 def test_table_and_html():
     policies = {"sft": singles([0.0, 1.0, 1.0, 0.0]), "gr<b>po": singles([1.0] * 4, oks=(True, False))}
@@ -333,11 +325,3 @@ def test_tables_are_saved_in_three_forms_that_escape_what_would_be_markup(tmp_pa
     assert markdown.splitlines()[2] == "| x\\|y z | 1 |" and "&lt;i>" in markdown
     assert r"a\_b \& 50 \%" in tex and r"\caption{100 \% of them}" in tex and "\\toprule" in tex
     assert rows.startswith(",a_b & 50 %") and "<i>" not in to_html(table)
-
-
-def test_a_comparison_that_cannot_be_shown_is_one_sentence():
-    found = compare({"sft": singles([0.0, 1.0]), "grpo": singles([1.0, 1.0])}, TASKS).to_json()
-    for broken in (None, [3], found | {"policies": {"sft": 3}}, found | {"paired": [{"a": 1}]}):
-        with pytest.raises(RunError, match="a/comparison.json holds no comparison") as error:
-            Comparison.from_json(broken, "a/comparison.json")
-        assert "notebook 05" in str(error.value) and "\n" not in str(error.value)

@@ -267,13 +267,6 @@ def test_a_hub_that_refuses_says_what_to_do(monkeypatch):
         hub.load("gsm8k")
 
 
-def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(
-        DataError, match="use one of hotpotqa, 2wikimultihopqa, triviaqa, gsm8k, mbpp, humaneval"
-    ):
-        hub.load("squad")
-
-
 # ---- the audit of a saved suite
 def test_the_audit_of_a_saved_suite(tmp_path, capsys):
     out = tmp_path / "tasks.jsonl"

@@ -8,7 +8,7 @@ import pytest
 from survive import make_trainer
 
 from agentkit.records import Step, StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.runs import Run, read_jsonl
+from agentkit.runs import read_jsonl
 from agentkit.training import metrics
 
 TASK = Task("t", "Say 2.", "2")
@@ -54,19 +54,6 @@ def test_steps_of_several_processes_are_one():
     assert found.trajectories == one + two and found.trained == ((1, 1), (0, 0), (1, 1), (1, 1))
     assert (found.number, found.tasks, found.seconds) == (3, (TASK, TASK), 4.0)
     assert found.counts == {"dead": 2, "left_out": 1, "extra": 2}
-
-
-def test_rows_reach_tensorboard(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    run = Run.create(tmp_path / "run")
-    report = metrics.reporter("tensorboard", run)
-    report({"step": 3, "loss": 0.5, "grad_norm": math.nan})
-    report.__closure__[0].cell_contents.flush()
-    held = EventAccumulator(str(run.file("train", "tensorboard"))).Reload()
-    assert held.Tags()["scalars"] == ["train/step", "train/loss"]
-    assert held.Scalars("train/loss")[0].step == 3
 
 
 def test_every_column_of_a_training_is_listed_and_every_listed_one_explained(tmp_path):

@@ -64,18 +64,6 @@ def test_paired_scatter_counts_moves():
     assert figure.layout.xaxis.title.text.startswith("sft")
 
 
-def test_dots_of_many_policies_stay_in_their_row_and_in_sight():
-    tasks = [Task(f"t{i}", "?", "x") for i in range(6)]
-    own = [trajectory(task.id, 1.0, k) for task in tasks for k in range(2)]
-    figure = plots.behaviour_dots(behaviour({f"p{i}": own for i in range(6)}, tasks))
-    rows = np.array([trace.y for trace in figure.data])[:, ::-1]  # from below
-    low, high = figure.layout.yaxis.range
-    assert rows.min() > low and rows.max() < high and len(rows) == 6
-    assert rows.shape[1] > 1 and (rows.max(axis=0)[:-1] < rows.min(axis=0)[1:]).all()
-    pixels = (figure.layout.height - 150) / rows.shape[1] * (rows[0, 0] - rows[1, 0])
-    assert pixels > 10, "a dot is 9 high"
-
-
 def test_training_curves_draw_what_exists():
     figure = plots.training_curves(metrics())
     assert [a.text for a in figure.layout.annotations] == [title for _, title, _ in plots.PANELS]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,6 @@ from agentkit.policies.loading import load_agent
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import causes, checks, examine, report
 from agentkit.preflight.forecasting import forecast
-from agentkit.preflight.probe import saying
 from agentkit.preflight.reward_checks import gold
 from agentkit.recipe import Recipe
 from agentkit.records import StopReason, Task, ToolResult, TrainingError, Trajectory, Turn
@@ -120,14 +118,6 @@ def test_autopsy_000_noise_is_no_cure_for_zero_variance(rollouts):
     judged(rollouts, RIGHT).require()
 
 
-@pytest.mark.parametrize(
-    ("std", "light", "said"), [(5.0, "red", "Nothing in the reward depends"), (0.05, "green", "")]
-)
-def test_what_being_right_earns_is_told_from_what_scoring_again_changes(rollouts, std, light, said):
-    item = judged(rollouts, with_noise(std))["What being right earns"]
-    assert item.light == light and said in item.advice and "flipped" not in item.advice
-
-
 def test_autopsy_001_a_tool_reward_whose_input_is_never_written(rollouts):
     def tool_call(task, trajectory):
         calls = task.meta.get("num_turns", 0)
@@ -155,25 +145,6 @@ def test_autopsy_001_a_tool_reward_whose_input_is_never_written(rollouts):
 def test_a_dead_component_is_told_with_its_reason(rollouts, component, light, reason):
     item = judged(rollouts, plan() | {"mine": (component, 1.0)})["Component mine"]
     assert item.light == light and reason in item.finding + item.advice
-
-
-def in_text(task, t):
-    """As a reward of TRL reads the answer."""
-    return float(re.findall(r"Answer: (\S+)", t.turns[-1].text) == [task.answer])
-
-
-def in_a_pool(task, t):
-    task, t = pickle.loads(pickle.dumps((task, t)))
-    return t.success
-
-
-def test_a_reward_that_reads_the_text_or_pickles_what_it_gets_is_not_refused(rollouts):
-    for component in (in_text, in_a_pool):
-        preflight = judged(rollouts, {"mine": (component, 1.0)})
-        assert preflight["What being right earns"].values["earns"] == 1.0
-        preflight.require()
-    form = judged(rollouts, plan() | {"form": (lambda task, t: "Answer:" in t.turns[-1].text, 0.2)})
-    assert form["Component form"].light == "green" and "saturated" in form["Component form"].advice
 
 
 def test_toolrla_is_not_refused_for_tools_that_no_task_forbids(suite, tokenizer):
@@ -257,18 +228,6 @@ def test_why_groups_have_no_advantage(rollouts):
     _, item = groups(lambda t: t.success, {"one": (lambda task, t: 1.0, 1.0)})
     assert "rewarded alike" in item.advice
     assert judged(rollouts, RIGHT)["Groups without advantage"].light == "green"
-
-
-def test_without_a_plan_and_anything_right_the_gold_answer_tells_what_is_alive(rollouts):
-    tasks, sampled, _ = rollouts
-    wrong = [saying(t, "none of them") for t in sampled]
-    found = report(RECIPE, wrong, [], tasks, plan())
-    for name in ("correctness", "efficiency"):
-        item = found[f"Component {name}"]
-        assert item.light == "amber" and f"No trajectory moves {name} yet. It does change with" in item.advice
-    looks = [replace(task, verifier={"kind": "regex", "pattern": "never"}) for task in tasks]
-    advice = report(RECIPE, wrong, [], looks, plan())["Component correctness"].advice
-    assert advice.startswith("Nothing right was sampled, and no gold trajectory could be tried")
 
 
 def test_silence_that_is_paid_is_told(rollouts):

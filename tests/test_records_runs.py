@@ -26,7 +26,6 @@ from agentkit.runs import (
     read_tasks,
     read_trajectories,
 )
-from agentkit.runs.files import model_path
 
 TASK = {"id": "A-1", "prompt": "What is 1 + 1?", "answer": "2"}
 
@@ -348,17 +347,6 @@ def test_a_run_gives_its_files_back(tmp_path):
     with pytest.warns(UserWarning, match="steps without a row: 10, the first of them 1"):
         assert found.metrics["step"].tolist() == [12, 3]
     assert found.comparison == {"n_tasks": 1}
-
-
-def test_a_model_folder_is_the_projects_where_it_is_not_here(tmp_path, monkeypatch):
-    for name in ("notebooks", "params", "outputs/a", "outputs/model", "models/q"):
-        (tmp_path / name).mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "outputs" / "a")  # a prepared notebook's kernel
-    for name in ("outputs/model", "models/q"):
-        assert model_path(name) == str(tmp_path.resolve() / name)
-    assert model_path("Qwen/Qwen3-4B") == "Qwen/Qwen3-4B" and model_path("nano").endswith("data")
-    (tmp_path / "outputs/a/models/q").mkdir(parents=True)
-    assert model_path("models/q") == "models/q"
 
 
 def test_a_path_of_outputs_or_params_is_the_projects_where_it_is_not_here(tmp_path, monkeypatch):

@@ -1,8 +1,5 @@
 """The house rules that a reader relies on, checked on the files themselves: import directions, notebooks,
-recipes.
-
-Each check is a function from a folder to a list of faults, so that the tests can also show it finding a
-planted one.
+recipes. Each check is a function from a folder to a list of faults.
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ from pathlib import Path
 
 import nbformat
 import papermill
-import pytest
 
 from agentkit.recipe import Recipe, read_recipe
 
@@ -128,33 +124,6 @@ def test_imports_go_one_way():
     assert import_faults(ROOT) == []
 
 
-@pytest.mark.parametrize(
-    ("files", "fault"),
-    [
-        ({"records.py": "from agentkit.tools import x"}, "agentkit.records imports agentkit.tools: upward"),
-        (
-            {"tools.py": "def f():\n    from agentkit import rollouts"},
-            "agentkit.tools imports agentkit.rollouts: upward",
-        ),
-        (
-            {"evaluation.py": "def f():\n    import torch.nn"},
-            "agentkit.evaluation imports torch.nn: torch belongs",
-        ),
-        (
-            {"tasks.py": "import agentkit.rollouts", "rollouts.py": "import agentkit.tasks"},
-            "import cycle: agentkit.rollouts -> ",
-        ),
-        ({"helpers.py": ""}, "agentkit.helpers has no layer"),
-    ],
-)
-def test_a_wrong_import_is_found(tmp_path, files, fault):
-    for name, text in {"__init__.py": "", "rollouts.py": "", "tools.py": "", "cli.py": "", **files}.items():
-        path = tmp_path / "agentkit" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    assert any(fault in found for found in import_faults(tmp_path)), import_faults(tmp_path)
-
-
 def test_building_tasks_and_reading_a_run_load_no_torch(tmp_path):
     """Nor anything else that takes seconds: everything such work needs is imported, and used once."""
     code = """
@@ -259,43 +228,6 @@ def test_notebooks_are_as_style_asks():
         assert (ROOT / ast.literal_eval(next(iter(shown.values()))["default"])).is_file()
 
 
-def write_notebook(path: Path, *cells: dict, kernel: str = "python3") -> Path:
-    base = {"cell_type": "code", "metadata": {}, "outputs": [], "execution_count": None}
-    kernelspec = {"name": kernel, "language": "python", "display_name": "Python 3"}
-    numbered = [{**base, "id": f"c{index}", **cell} for index, cell in enumerate(cells)]
-    notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": kernelspec}, "cells": numbered}
-    path.write_text(json.dumps(notebook))
-    return path
-
-
-TAGGED = {"tags": ["parameters"]}
-GOOD = {
-    "metadata": TAGGED,
-    "source": 'seed = 7  # the seed\nname: str = "a"  # a name\nlayers = ["a", "b"]  # a list\n',
-}
-
-
-@pytest.mark.parametrize(
-    ("cells", "fault"),
-    [
-        ([{"source": "seed = 7"}], "0 cells tagged parameters"),
-        (
-            [GOOD, {"source": "1", "outputs": [{"output_type": "stream", "name": "stdout", "text": "x"}]}],
-            "outputs not stripped",
-        ),
-        ([GOOD, {"source": "def f():\n" + "    x = 1\n" * 15}], "def f has 16 lines"),
-        ([{"metadata": TAGGED, "source": "seed = 7"}], "parameter seed: no help comment"),
-        (
-            [{"metadata": TAGGED, "source": "seed: int | None = 7  # seed"}],
-            "papermill does not see parameter seed",
-        ),
-    ],
-)
-def test_a_notebook_fault_is_found(tmp_path, cells, fault):
-    found = notebook_faults(write_notebook(tmp_path / "n.ipynb", *cells))
-    assert any(fault in text for text in found), found
-
-
 # ---- recipes
 # ---------------------------------------------------------------------------------------------------------
 def test_every_recipe_is_sound():
@@ -362,12 +294,6 @@ def machine_paths(root: Path, files: list[Path]) -> list[str]:
 
 def test_no_file_names_a_path_of_one_machine():
     assert machine_paths(ROOT, project_files(ROOT)) == []
-
-
-def test_a_machine_path_is_found(tmp_path):
-    (tmp_path / "a.py").write_text("fine = 'https://x.org/home/page'\nx = '/" + "home/ada/data'\n")
-    (tmp_path / "b.py").write_text(f"x = '{tmp_path}/data'\n")
-    assert sorted(machine_paths(tmp_path, project_files(tmp_path))) == ["a.py:2", "b.py:1"]
 
 
 def requirement(text: str) -> tuple[str, str]:

@@ -82,20 +82,6 @@ def test_output_is_cut_at_its_limit():
     assert more.status == "output" and len(more.stdout) == zygote.MAX_OUTPUT
 
 
-def test_a_python_for_an_older_c_library_has_a_sandbox(tmp_path, monkeypatch):
-    """As conda's, which lacks what wraps two system calls."""
-    source = Path(zygote.__file__).parent
-    (tmp_path / "confine.py").write_text((source / "confine.py").read_text())
-    lacks = "import os\nos.memfd_create = os.pidfd_open = None\n"
-    (tmp_path / "zygote.py").write_text(lacks + (source / "zygote.py").read_text())
-    monkeypatch.setattr(zygote, "__file__", str(tmp_path / "zygote.py"))
-    monkeypatch.delattr(os, "memfd_create")
-    sandbox.close()
-    assert run_python("print(input())", stdin="there").stdout == "there\n"
-    monkeypatch.undo()
-    sandbox.close()
-
-
 def test_time_is_the_processors_and_three_times_that_on_the_clock():
     busy = run_python("while True: pass", timeout_s=0.4)
     assert busy.status == "timeout" and 0.4 <= busy.seconds < 1.2 + 5

@@ -24,7 +24,6 @@ from agentkit.nano import DATA
 from agentkit.policies import loading, serve, server
 from agentkit.policies.engine_weights import save_lora
 from agentkit.policies.server import API_KEY, ServerPolicy
-from agentkit.recipe import Recipe
 from agentkit.records import Task
 from agentkit.rollouts.policy import EngineError, Request, seed_number
 
@@ -326,13 +325,6 @@ def test_the_key_comes_from_the_environment_and_a_refused_one_is_told_without_sh
 
 
 # ---- starting servers
-def test_a_recipe_bounds_what_servers_do_at_a_time_and_how_long_a_turn_may_take(two, monkeypatch):
-    monkeypatch.setattr(loading, "sync", lambda *of: None)  # these have no weights
-    values = {"engine": "server", "server_urls": ",".join(replica.url for replica in two), "max_batch": 3}
-    for trajectory_s, turn_s in ((900, 960.0), (60, 600.0)):
-        recipe = Recipe(**values, trajectory_timeout_s=trajectory_s)
-        with loading.make_policy(tiny(), EndsAt(), "server", recipe) as policy:
-            assert policy.in_flight == 6 and policy._client.timeout.read == turn_s
 
 
 @pytest.mark.slow

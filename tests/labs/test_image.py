@@ -142,14 +142,6 @@ def test_gold_passes_and_hacks_fail(case, lab, cases, tokenizer):
         assert tried.reward < 2.0, f"{name} earns as much as gold"
 
 
-def test_a_place_is_held_however_its_numbers_are_divided():
-    for separator in (",", ", ", "; ", " and longitude "):
-        prompt = f"Zalantun (47.51{separator}122.89), of 1,234,567 people"
-        assert all(image.within(fact, prompt) for fact in ("47.51 122.89", "47.51", "122.89", "1234567"))
-        assert not image.within("122.89 47.51", prompt) and not image.within("7.51 122.89", prompt)
-        assert not image.within("47.51 122.89", prompt.replace(separator, " 3 "))
-
-
 def test_without_need_no_tool_may_be_called(lab, cases, tokenizer):
     task = cases["No tools needed"]
     right = f"Answer: {task.answer}"
