@@ -22,7 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from agentkit.machine import machine_memory
 from agentkit.policies.attention import allow_other_attention
 
-GROWTH = 1.25  # of what is asked for, so that the store seldom grows
+GROWTH = 2.0  # of what is asked for: a store that grows is copied whole
 
 
 def memory_of(device: torch.device) -> int:
