@@ -169,6 +169,16 @@ def test_the_last_adapter_within_a_standard_error_of_the_best_is_kept(tmp_path, 
     assert trainer.train()["best_step"] == kept
 
 
+def test_the_bar_for_a_validation_does_not_sink_with_what_is_kept(tmp_path, monkeypatch):
+    """A standard error of the best, 0.5 in 25 tasks, is 0.1: 0.45 is within it, and 0.36 within 0.45's only."""
+    trainer = make_trainer(tmp_path / "run", val_every=1, steps=2)
+    success = iter((0.5, 0.45, 0.36))
+    monkeypatch.setattr(loop, "summarize", lambda *_: {"success": next(success), "ci95": [0.0, 1.0]})
+    monkeypatch.setattr(trainer, "validation", [trainer.validation[0]] * 25)
+    result = trainer.train()
+    assert (result["best_step"], result["best_val_success"]) == (1, 0.5)
+
+
 def test_the_last_step_takes_the_place_of_step_0_where_it_is_to_be_measured(tmp_path, monkeypatch):
     trainer = make_trainer(tmp_path / "run", val_every=1, steps=2, measure_last=True)
     success = iter((1.0, 0.0, 0.0))

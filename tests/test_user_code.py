@@ -78,6 +78,16 @@ class Shop:
         return asyncio.run(slowly(self.found / 4))
 
 
+class Stall(Shop):
+    def __init__(self):
+        self.found = 0
+
+
+async def rented() -> Shop:
+    """As where a container is started for each trajectory."""
+    return await slowly(Stall())
+
+
 def drafting(kind: str):
     def draft(corpus, rng: random.Random) -> Task:
         item, value = rng.choice(list(PRICES.items()))
@@ -106,6 +116,18 @@ def test_async_user_code_gives_the_same_in_a_script_and_in_a_kernel(tokenizer, k
     t, scored = PLACES[place](work)
     assert (t.success, t.components, t.why) == (1.0, {"Shop": 0.25}, "")
     assert (scored.reward, scored.components["patience"]) == (1.0, 0.5)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_environment_may_be_made_by_a_coroutine(tokenizer, place):
+    families = {"shop": Family(drafting("asynchronous"), environment=rented)}
+
+    def work():
+        tasks = list(Suite.build({"families": "shop", "n_tasks": 20}, families=families))
+        return rollout(tasks[:1], ScriptedPolicy(tokenizer, Flaws()), environment=rented)[0]
+
+    t = PLACES[place](work)
+    assert (t.success, t.components) == (1.0, {"Stall": 0.25})
 
 
 def test_an_asynchronous_client_lives_from_one_verdict_to_the_next():
