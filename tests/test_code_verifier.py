@@ -156,7 +156,7 @@ def test_what_is_printed_is_compared_as_text_but_for_long_decimals():
 def test_many_spaces_are_compared_at_once():
     start, tests = time.monotonic(), [{"stdin": "", "stdout": "5"}]
     assert value("print('x' + ' ' * 250_000 + 'x')", tests=tests, entry="", timeout_s=10) == 0
-    assert time.monotonic() - start < 20, "a pattern took minutes, in the trainer itself"
+    assert time.monotonic() - start < 60, "a pattern took minutes, in the trainer itself"
 
 
 def test_results_that_the_sandbox_cannot_give_back_are_unscored_and_never_wrong():

@@ -173,7 +173,7 @@ def test_whatever_a_tool_raises_is_an_observation(tool):
     for how, observation in RAISED.items():
         result = run(tool, {"how": how}, timeout_s=60.0)
         assert not result.ok and result.observation.startswith(f"Error: {observation}"), how
-    assert time.monotonic() - start < 30, "a failure was not noticed before the time-out"
+    assert time.monotonic() - start < 55, "a failure was not noticed before the time-out"
 
 
 def test_a_flood_is_cut():
@@ -187,13 +187,13 @@ def test_a_hung_tool_is_given_up_and_holds_up_nobody(tool):
 
     async def all_of_them():
         hung = [run_call(ToolCall(tool, {}), Workshop(), timeout_s=1.0) for _ in range(40)]
-        return await asyncio.gather(*hung, run_call(ToolCall("add", {"a": 1}), Workshop(), timeout_s=30.0))
+        return await asyncio.gather(*hung, run_call(ToolCall("add", {"a": 1}), Workshop(), timeout_s=120.0))
 
     start = time.monotonic()
     *hung, fine = asyncio.run(all_of_them())
     assert {r.observation for r in hung} == {f"Error: {tool} did not answer within 1 s."}
     assert not any(r.ok for r in hung) and fine.observation == "2"
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 120
 
 
 def test_a_process_with_a_hung_tool_can_end():
@@ -210,9 +210,9 @@ def test_a_process_with_a_hung_tool_can_end():
 
 def test_a_busy_event_loop_makes_no_tool_look_slow():
     async def busy():
-        call = asyncio.create_task(run_call(ToolCall("add", {"a": 1}), Workshop(), timeout_s=0.5))
+        call = asyncio.create_task(run_call(ToolCall("add", {"a": 1}), Workshop(), timeout_s=1.0))
         await asyncio.sleep(0)  # the call starts
-        time.sleep(1.5)  # the loop is held up for longer than the time-out
+        time.sleep(2.5)  # the loop is held up for longer than the time-out
         return await call
 
     assert asyncio.run(busy()).observation == "2"

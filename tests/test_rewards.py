@@ -285,7 +285,7 @@ def test_a_judge_is_asked_about_many_answers_at_once_and_of_like_ones_once(tmp_p
     server, together = judging.Server(), threading.Barrier(4)
 
     def reply(asked):
-        together.wait(20)  # all four ask before one is answered
+        together.wait(120)  # all four ask before one is answered
         return judging.honest(asked)
 
     server.reply = reply

@@ -137,7 +137,7 @@ class Meeting:
 def test_coroutines_of_one_turn_run_together_and_what_may_depend_on_order_in_order(agent):
     calls = [("note", {"letter": "a"}), ("meet", {}), ("meet", {}), ("note", {"letter": "b"}), ("none", {})]
     turn = "".join(format_call(name, arguments, "hermes") for name, arguments in calls)
-    limits = Limits(tool_timeout_s=5)
+    limits = Limits(tool_timeout_s=60)
     (t,) = rollout([Task("t", "?", "3")], Says(agent[1], turn, "3"), environment=Meeting, limits=limits)
     results = t.turns[0].results
     assert [r.observation for r in results[:4]] == ["a", "2 met", "2 met", "ab"]
