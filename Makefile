@@ -47,7 +47,7 @@ test-all: setup-test
 	@$(pytest) $(PYTEST)
 
 lab: setup
-	@$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks $(LAB)
+	@$(BIN)/jupyter lab --LabApp.news_url=None --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks $(LAB)
 
 bench: setup
 	@$(BIN)/python -m tests.benchmarks.rollouts --quick

@@ -36,7 +36,7 @@ from agentkit.runs import (
     write_json,
     write_trajectories,
 )
-from agentkit.runs.labfile import blame, lab_digest, load_module
+from agentkit.runs.labfile import blame, lab_digest, load_module, with_sources
 from agentkit.tasks import Suite, SuiteError, shipped_families
 from agentkit.tasks.expert import wrong_plans
 from agentkit.tasks.family import Family, Measure, with_content_id
@@ -113,13 +113,14 @@ class Lab:
 
     def extended(self, families: Mapping[str, Family] | None = None, rewards: Reward | None = None) -> Self:
         """This lab with more families or rewards, to try out in a notebook: no other process knows them."""
-        more = dict(families or {})
+        more, own = dict(families or {}), dict(rewards or {})
         return replace(
             self,
             families={**self.families, **more},
             own_families=self.own_families | set(more),
-            own_rewards={**self.own_rewards, **(rewards or {})},
-            added=self.added | set(more) | set(rewards or {}),
+            own_rewards={**self.own_rewards, **own},
+            digest=with_sources(self.digest, [function for function, _ in own.values()]),
+            added=self.added | set(more) | set(own),
         )
 
     @cached_property
@@ -414,7 +415,7 @@ class Lab:
         tokenizer: Any,
         suite: Suite,
         run: Run,
-        on_metrics: Callable[[dict[str, Any]], None] = lambda row: None,
+        on_metrics: Callable[[dict[str, Any]], None] | None = None,
     ) -> Any:
         """A training.loop.GRPO for the suite's training and validation tasks; ``train()`` runs it."""
         from agentkit.training.loop import GRPO  # loads torch

@@ -345,7 +345,11 @@ def test_the_report_as_text_html_and_json(rollouts, tmp_path):
     hostile = [replace(t, success=0.0, why="<script>alert(1)</script>") for t in golden]
     preflight = report(RECIPE, sampled, hostile, tasks, plan(), n_test=100)
     assert "<script>" not in preflight._repr_html_() and "&lt;script&gt;" in preflight._repr_html_()
-    assert preflight.light == "red" and "[stop] Gold trajectories" in preflight.text()
+    assert preflight.light == "red" and "[   stop] Gold trajectories" in preflight.text()
+    shown = preflight._repr_html_()
+    assert shown.index("Gold trajectories") < shown.index("checks are good") < shown.index("Settings"), (
+        "bad first"
+    )
     path = preflight.save(tmp_path / "preflight.json")
     assert json.loads(path.read_text())["light"] == "red"
     assert type(preflight).load(path).text() == preflight.text()

@@ -26,7 +26,7 @@ from agentkit.rewards import Reward, score_all
 from agentkit.rollouts import rollout
 from agentkit.rollouts.policy import Policy
 from agentkit.rollouts.tokens import exact_decode
-from agentkit.runs import Recipe, Run, read_trajectories, write_trajectories
+from agentkit.runs import Recipe, Run, read_json, read_trajectories, write_json, write_trajectories
 from agentkit.training import memory
 from agentkit.training.advantages import teaches_nothing
 from agentkit.training.launch import Work
@@ -187,10 +187,18 @@ ROLLOUTS = "preflight.parquet"  # in the run's folder
 
 
 def first_look(work: Work) -> tuple[list[Trajectory], Preflight | None]:
-    """Groups of some training tasks, and the report where the recipe asks for one (preflight.json)."""
-    work.do("agentkit.preflight.examination:look")
-    file = work.run.file("preflight.json")
-    return read_trajectories(work.run.file(ROLLOUTS)), Preflight.load(file) if file.exists() else None
+    """Groups of some training tasks, and the report where the recipe asks for one (preflight.json).
+
+    A report on the same parameters, files and start is kept: a training that goes on does not repeat it.
+    """
+    run, file = work.run, work.run.file("preflight.json")
+    digest = run.manifest["stages"].get("03_grpo", {}).get("fingerprint", "")
+    is_kept = bool(digest) and not work.lab.added and work.recipe.preflight != "off" and file.exists()
+    if not (is_kept and read_json(file).get("digest") == digest and run.file(ROLLOUTS).exists()):
+        work.do("agentkit.preflight.examination:look")
+        if file.exists():
+            write_json(file, read_json(file) | {"digest": digest})
+    return read_trajectories(run.file(ROLLOUTS)), Preflight.load(file) if file.exists() else None
 
 
 def look(lab: Lab, run: Run, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:

@@ -8,15 +8,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from agentkit.evaluation.tables import to_html
+from agentkit.evaluation import html
 from agentkit.records import TrainingError, Trajectory
 from agentkit.runs import read_json, write_json
 from agentkit.trajectories import trajectory_id
 
-LIGHTS = {"green": "🟢", "amber": "🟠", "red": "🔴"}  # from good to bad
-WORDS = {"green": "good", "amber": "look", "red": "stop"}
+LIGHTS = {"green": ("good", "good"), "amber": ("warning", "look"), "red": ("stop", "bad")}  # word and class
+BY_WEIGHT = list(LIGHTS).index
 EVIDENCE = 6  # ids in the table
 
 
@@ -45,7 +43,7 @@ class Preflight:
 
     @property
     def light(self) -> str:
-        return max((item.light for item in self.items), key=list(LIGHTS).index)
+        return max((item.light for item in self.items), key=BY_WEIGHT)
 
     @property
     def causes(self) -> list[Item]:
@@ -56,7 +54,7 @@ class Preflight:
         if self.causes:
             return "not worth starting"
         look = [item.name for item in self.items if item.light == "amber"]
-        return f"may be started; look at {', '.join(look)}" if look else "worth starting"
+        return f"worth starting, with warnings: {', '.join(look)}" if look else "worth starting"
 
     def require(self) -> None:
         """Raises TrainingError naming the causes, when there are any."""
@@ -67,10 +65,10 @@ class Preflight:
 
     def text(self) -> str:
         lines = []
-        for item in self.items:
-            lines.append(f"[{WORDS[item.light]:>4}] {item.name}: {item.finding}")
+        for item in self._worst_first():
+            lines.append(f"[{LIGHTS[item.light][0]:>7}] {item.name}: {item.finding}")
             if item.advice:
-                lines.append(f"       -> {item.advice}")
+                lines.append(f"          -> {item.advice}")
         lines.append(
             f"{self.verdict}: {self.rollouts} trajectories of the starting policy, {self.seconds:.0f} s"
         )
@@ -86,15 +84,31 @@ class Preflight:
         items = (Item(**item | {"evidence": tuple(item["evidence"])}) for item in kept["items"])
         return cls(tuple(items), kept["rollouts"], kept["seconds"])
 
+    def _worst_first(self) -> list[Item]:
+        return sorted(self.items, key=lambda item: -BY_WEIGHT(item.light))
+
     def _repr_html_(self) -> str:
-        rows = [
-            (f"{LIGHTS[i.light]} {WORDS[i.light]}", i.finding, i.advice, ", ".join(i.evidence[:EVIDENCE]))
-            for i in self.items
-        ]
-        columns, names = ["", "finding", "advice", "evidence"], [item.name for item in self.items]
-        says = f"This run {'' if self.light == 'amber' else 'is '}{self.verdict}."
-        note = f"{says} From {self.rollouts} trajectories of the starting policy in {self.seconds:.0f} s."
-        return to_html(pd.DataFrame(rows, columns=columns, index=names), note)
+        """The verdict, what is not good, and folded what is."""
+        good = [item for item in self.items if item.light == "green"]
+        others = [item for item in self._worst_first() if item not in good]
+        note = f"From {self.rollouts} trajectories of the starting policy in {self.seconds:.0f} s."
+        head = html.element("p", html.element("b", f"This run is {self.verdict}."), f" {note}")
+        return html.fragment(
+            head,
+            _table(others) if others else "",
+            html.folded(f"{len(good)} checks are good", _table(good)) if good else "",
+        )
+
+
+def _table(items: Iterable[Item]) -> html.Markup:
+    rows = []
+    for item in items:
+        word, tone = LIGHTS[item.light]
+        said = [html.element("b", word, class_=tone), item.finding, item.advice]
+        rows.append([item.name, *said, ", ".join(item.evidence[:EVIDENCE])])
+    filled = [k for k in range(5) if k < 3 or any(row[k] for row in rows)]
+    names = ("check", "", "finding", "advice", "evidence")
+    return html.table([names[k] for k in filled], [[row[k] for k in filled] for row in rows])
 
 
 def ids(trajectories: Iterable[Trajectory]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import site
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -121,6 +121,17 @@ def lab_digest(path: Path) -> str:
     except (SyntaxError, ValueError) as error:  # such as null bytes, or another encoding
         raise RecipeError(f"the lab file {path}: {blame(error)}") from error
     return found.hexdigest()[:16]
+
+
+def with_sources(digest: str, functions: Iterable[Callable]) -> str:
+    """A lab's digest with functions of a notebook, so that one that was edited makes another lab."""
+    for function in functions:
+        try:
+            source = inspect.getsource(function)
+        except (OSError, TypeError):  # no text of it is known: it is like no other
+            source = repr(function)
+        digest = hashlib.sha256(f"{digest}\0{source}".encode("utf-8", "replace")).hexdigest()[:16]
+    return digest
 
 
 def files_of(path: Path) -> list[Path]:

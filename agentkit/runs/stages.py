@@ -16,6 +16,7 @@ from agentkit.records import RecipeError, RunError
 from agentkit.runs.children import CELL, die_with_parent
 from agentkit.runs.files import alone
 from agentkit.runs.fingerprints import STAGES, file_digests, fingerprint
+from agentkit.runs.progress import Progress
 from agentkit.runs.run import MANIFEST, Run, secure
 
 RUNNING = ".running"  # in a run's folder: the process that executes notebooks there
@@ -89,16 +90,20 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
     for name in ("papermill", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        papermill.execute_notebook(
-            str(project_file("notebooks", f"{stage}.ipynb")),
-            str(out),
-            parameters | {"run": str(run.path.resolve()), "changes": {}},
-            kernel_name="python3",
-            cwd=str(project_root()),
-            progress_bar=sys.stderr.isatty(),
-            extra_arguments=QUIET,
-            kernel_manager_class=type("Manager", (AsyncKernelManager,), {"shutdown_wait_time": SHUTDOWN_S}),
-        )
+        with Progress(stage, run) as progress:
+            papermill.execute_notebook(
+                str(project_file("notebooks", f"{stage}.ipynb")),
+                str(out),
+                parameters | {"run": str(run.path.resolve()), "changes": {}},
+                kernel_name="python3",
+                cwd=str(project_root()),
+                progress_bar=False,
+                extra_arguments=QUIET,
+                kernel_manager_class=type(
+                    "Manager", (AsyncKernelManager,), {"shutdown_wait_time": SHUTDOWN_S}
+                ),
+                on_cell_start=progress.at_cell,
+            )
     except PapermillExecutionError as error:
         _failed(run, stage, f"cell {error.exec_count}, {error.ename}: {error.evalue}")
     except (RuntimeError, OSError) as error:  # jupyter_client's and nbclient's, as where memory runs out

@@ -70,7 +70,8 @@ class GRPO:
 
     ``train`` goes on from the newest sound checkpoint in the run's train/ where that was made with the same
     parameters; otherwise what an earlier training left there is kept beside it as train-1 and so on.
-    ``on_metrics`` is called with every metrics row; ``settings`` are those of ``Settings``.
+    ``on_metrics`` is called with every metrics row; without it there is a progress bar. ``settings`` are
+    those of ``Settings``.
 
     Attributes:
         done: optimiser steps so far.
@@ -86,13 +87,14 @@ class GRPO:
         tasks: Sequence[Task],
         validation: Sequence[Task],
         run: Run,
-        on_metrics: OnMetrics = lambda row: None,
+        on_metrics: OnMetrics | None = None,
         **settings: Any,
     ):
         recipe = lab.recipe
         join(recipe)
         _check(recipe, len(tasks))
-        self.lab, self.recipe, self.run, self.on_metrics = lab, recipe, run, on_metrics
+        self.lab, self.recipe, self.run = lab, recipe, run
+        self.on_metrics, self._is_followed = on_metrics or (lambda row: None), on_metrics is not None
         self.tokenizer, self.settings, self.options = tokenizer, Settings(**settings), lab.options()
         self.tasks = {task.id: task for task in tasks}
         self.validation = spread_over(validation, recipe.val_tasks)
@@ -123,7 +125,7 @@ class GRPO:
         """
         recipe, main = self.recipe, rank() == 0
         policy = partial(make_policy, self.model, self.tokenizer, "grpo", recipe, self._engine)
-        bar = partial(tqdm, total=recipe.steps, desc="GRPO", disable=not main)
+        bar = partial(tqdm, total=recipe.steps, desc="GRPO", disable=not main or self._is_followed)
         with self.saves, policy() as self.policy, bar() as self._bar:
             self._check_prompts()
             self.saves.go_on()

@@ -18,7 +18,7 @@ from typing import Any, Self
 import ipywidgets
 import pandas as pd
 import plotly.graph_objects as go
-from IPython.display import HTML, Markdown, display
+from IPython.display import HTML, DisplayHandle, Markdown, display
 
 from agentkit.diagnostics import Alarm, read_alarms, trajectory_id
 from agentkit.evaluation import html
@@ -106,11 +106,13 @@ class Dashboard:
         self._drawn, self._saved = float("-inf"), time.monotonic()
         self._ended = ""
         self._live: ipywidgets.VBox | None = None
+        self._line: DisplayHandle | None = None  # of progress, where there is no widget
 
     def _ipython_display_(self) -> None:
         if "JPY_SESSION_NAME" not in os.environ:  # set for kernels that a Jupyter server started
             file = self.run.file(*CONTROL)
             display(Markdown(f"To stop it: `echo stop > {file}`"))
+            self._line = display(Markdown(""), display_id=True)
             return
         said = ipywidgets.Label()
         button = ipywidgets.Button(description="Stop after this step", layout={"width": "auto"})
@@ -130,6 +132,8 @@ class Dashboard:
     def __call__(self, row: dict[str, Any]) -> None:
         """A row was written: redraw when it is time to."""
         now = time.monotonic()
+        if self._line:
+            self._line.update(Markdown(progress(self._metrics(), self.recipe)))
         if self._live and row.get("step") and now - self._drawn >= self._every_s:
             self._try(self.draw)
         if now - self._saved >= self._snapshot_s:
@@ -152,6 +156,9 @@ class Dashboard:
         if self._live:
             self._live.close()
             self._live = None
+        if self._line:  # the result says it too
+            self._line.update(Markdown(""))
+            self._line = None
         self._try(self.show)
         self._try(self.save)
 
