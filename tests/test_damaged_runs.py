@@ -64,21 +64,6 @@ def field(rel, name, value, row=3):
     return rows(rel, lambda found: found[row].update({name: value}))
 
 
-def inside(rel, *place_and_value):
-    """A value deep in the turns of one row."""
-    *place, value = place_and_value
-
-    def change(found):
-        turns = json.loads(found[3]["turns"])
-        target = turns
-        for key in place[:-1]:
-            target = target[key]
-        target[place[-1]] = value
-        found[3]["turns"] = json.dumps(turns)
-
-    return rows(rel, change)
-
-
 def lines(rel, change):
     def damage(folder):
         found = [json.loads(line) for line in (folder / rel).read_text().splitlines()]
@@ -125,11 +110,8 @@ CASES = {
     "an unknown task": (field(EVAL, "task_id", "z"), BOTH, "holds a row of task 'z', which the run's suite lacks"),
     "half of an evaluation": (rows(EVAL, lambda found: found[:6]), ("compare",), "tasks of sft missing in grpo"),
     # fields of a wrong kind
-    "no policy": (field(EVAL, "policy", None), BOTH, "row 4: policy is None"),
     "token fields of other lengths": (field(STEP, "action_mask", [1]), TRAINED, "row 4: its token fields differ in length"),
-    "a reason that is none": (field(EVAL, "stop_reason", "bored"), BOTH, "row 4: stop_reason is 'bored'"),
     "turns too deep": (field(STEP, "turns", "[" * 100_000), TRAINED, "row 4: .*nested too deeply"),
-    "a span beyond the tokens": (inside(EVAL, 0, "span", [1, 99]), BOTH, "row 4: a turn spans more than its 3 completion tokens"),
     # metrics and alarms
     "metrics of others": (lines(METRICS, lambda found: [{"iter": i, "train_loss": 1.0} for i in range(9)]), ("alarms",), "'step' from 1 on"),
     "a measure as text": (lines(METRICS, lambda found: found[2].update(reward="abc")), ("alarms", "report"), "no metrics of a step: 1; steps without a row: 1, the first of them 2"),

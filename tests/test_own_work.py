@@ -1,4 +1,4 @@
-"""Work that is not ours passes through every notebook: a lab file of one's own, and public data sets as given tasks."""
+"""Work that is not ours passes through every notebook: a lab file of one's own."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from pathlib import Path
 import nbformat
 import pytest
 import yaml
-from test_hub import rows_like, write
 from test_lab import MINE
 
 from agentkit import Lab
 from agentkit.cli import main
-from agentkit.runs import load_run, write_tasks
+from agentkit.runs import load_run
 from agentkit.runs.stages import STAGES
-from agentkit.tasks.public import hub
-from agentkit.tools.runtime import tools_of
 
 SMALL = {"model": "nano", "temperature": 1.0, "max_turns": 4, "max_turn_tokens": 48, "max_tokens": 512,
          "test_samples": 1, "steps": 2, "prompts_per_step": 2, "group_size": 4, "micro_batch": 4, "val_every": 2,
@@ -80,30 +77,3 @@ def test_a_stateful_environment_a_verifier_of_calls_and_a_reward_reach_every_not
     assert "01_tasks was made with something else than 05_compare has here (lab" in outputs(
         folder, "05_compare"
     )
-
-
-@pytest.mark.slow
-def test_public_rows_train_and_test_with_the_tools_that_fit_them(tmp_path):
-    tools = {"gsm8k": {"calculator"}, "2wikimultihopqa": {"search"}, "taco_code": {"code_interpreter"}}
-    tasks = []
-    for name in ("gsm8k", "2wikimultihopqa", "open_agentrl"):
-        (tmp_path / name).mkdir()
-        source = write(tmp_path / name / "train.jsonl", *(rows_like(name, number) for number in range(30)))
-        tasks += hub.load(name, source)[0]
-    path = write_tasks(tmp_path / "tasks.jsonl", tasks)
-    run = load_run(run_all(tmp_path, {"tasks": path.name, "sft": False}))
-    assert {s: run.manifest["stages"][s]["status"] for s in STAGES} == dict.fromkeys(STAGES, "done")
-    family = {task.id: task.family for task in run.tasks}
-    assert {f: sum(g == f for g in family.values()) for f in tools} == dict.fromkeys(tools, 30)
-    lab = Lab.of(run)
-    for name, expected in tools.items():
-        assert set(tools_of(lab.environments[name]())) == expected
-    used = [
-        (family[t.task_id], r.name)
-        for t in run.trajectories("grpo")
-        for turn in t.turns
-        for r in turn.results
-        if r.ok
-    ]
-    assert all(tool in tools[name] for name, tool in used)
-    assert set(run.comparison["policies"]["grpo"]["by_category"]) == set(tools)

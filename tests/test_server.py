@@ -255,22 +255,6 @@ def test_servers_are_met_before_anything_is_sampled(two):
         ServerPolicy([two[1].url], EndsAt())
 
 
-def test_an_adapter_is_handed_over_as_it_was_trained(two):
-    seen, model = {}, with_lora(tiny())
-
-    def takes(body):
-        if body and "lora_path" in body:
-            seen.update(load_file(Path(body["lora_path"]) / "adapter_model.safetensors"))
-        return 200, {"success": True}  # of reset_prefix_cache
-
-    two[0].answer = takes
-    with ServerPolicy([two[0].url], EndsAt()) as policy:
-        policy.sync(model)
-        assert policy._adapter.name.endswith("-1")
-    own = {name.replace(".default", ""): x for name, x in model.state_dict().items() if ".lora_" in name}
-    assert seen.keys() == own.keys() and all(torch.equal(seen[name], x) for name, x in own.items())
-
-
 def holding_adapters(replica):
     """Have it list, load and unload adapters, as vLLM does."""
 

@@ -5,7 +5,6 @@ plain way.
 from __future__ import annotations
 
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -143,57 +142,6 @@ def test_the_plain_way_with_the_output_layer_apart_is_the_plain_way(model, batch
     hook.remove()
     assert_same(ours, plain, 1e-5)
     assert max(rows) == 7, "no more logits at a time, however many are scored"
-
-
-def test_scored_tokens_are_multiplied_with_the_output_layer_in_float32(batch):
-    """Rounded to bfloat16, logits lie 0.03 apart; log-probabilities must not move in such steps."""
-    model = qwen3().to(torch.bfloat16)
-    assert shared_prefix.splits(model)
-    with torch.no_grad():
-        ours, _ = plain_logprobs(model, *batch, 0.7, split=True)
-        hidden = shared_prefix._hidden_states(
-            model, batch[0], attention_mask=batch[1], position_ids=(batch[1].cumsum(1) - 1).clamp(min=0)
-        )
-        exact = (hidden.float() @ model.lm_head.weight.float().T / 0.7).log_softmax(-1)
-    expected = exact[:, :-1].gather(2, batch[0][:, 1:, None]).squeeze(2)[:, -batch[2].shape[1] :] * batch[2]
-    assert (ours - expected).abs().max() < 2e-3  # other widths round hidden states otherwise
-
-
-def test_the_product_for_gpus_is_float32s_from_matrices_in_bfloat16(monkeypatch):
-    """``torch.mm`` with another type of result has no kernel for CPUs: this one computes what a GPU's does."""
-    mm, seen = torch.mm, []
-
-    def on_a_gpu(left, right, out_dtype=None):
-        seen.append((left.dtype, right.dtype))
-        return mm(left.float(), right.float())
-
-    monkeypatch.setattr(torch, "mm", on_a_gpu)
-    torch.manual_seed(0)
-    layer = torch.nn.Linear(64, 211).bfloat16().requires_grad_(False)
-    model = SimpleNamespace(
-        get_output_embeddings=lambda: layer, config=SimpleNamespace(get_text_config=lambda: SimpleNamespace())
-    )
-    tokens, states = torch.arange(9), torch.randn(9, 64).bfloat16().requires_grad_()
-    exact = states.detach().double().requires_grad_()
-    logits = exact @ layer.weight.double().T + layer.bias.double()
-    expected = (logits / 0.7).log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-    expected.sum().backward()
-    project = shared_prefix._projection(model, device="cuda")
-    ours, _ = shared_prefix._score(project, states, tokens, 0.7, False)
-    assert not project(states)._is_view(), "dividing a view in place copies all logits going backward"
-    seen.clear()
-    ours.sum().backward()
-    assert (ours - expected).abs().max() < 1e-5
-    assert set(seen) == {(torch.bfloat16, torch.bfloat16)} and len(seen) == 2, "the gradient in two parts"
-    assert (states.grad - exact.grad).norm() / exact.grad.norm() < 3e-3, "the states' own rounding"
-    gradient, weight = torch.randn(9, 211), layer.weight
-    parts = shared_prefix._in_two_parts(gradient, weight) - gradient @ weight.float()
-    once = gradient.bfloat16().float() @ weight.float() - gradient @ weight.float()
-    assert parts.norm() < once.norm() / 100
-    layer.weight.requires_grad_()
-    seen.clear()
-    shared_prefix._projection(model, device="cuda")(states)
-    assert seen == [], "a layer that is trained has a gradient: a float32 copy of it"
 
 
 def test_the_output_layer_sees_scored_tokens_only_in_chunks(batch, monkeypatch):

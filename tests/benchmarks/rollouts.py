@@ -1,18 +1,15 @@
-"""Rollouts: the same tasks and agent through our loop, stock TRL's two tool loops, and bare decoding.
+"""Rollouts: the same tasks and agent through our loop and stock TRL's two tool loops.
 
 They take turns. Cases trl_tools_* and trl_env_*: trajectories a second; the peer is TRL's GRPOTrainer, never
-changed, only configured, at tools that take 0, 50 and 500 ms. Case ceiling_50ms: sampled tokens a second; the
-peer is our own engine that decodes as many tokens in the same batch, the mean in every row, and has no tools
-to wait for. No tool cache is used. Leaves out scoring on TRL's side, which ours includes.
+changed, only configured, at tools that take 0, 50 and 500 ms. No tool cache is used. Leaves out scoring on
+TRL's side, which ours includes.
 """
 
-import asyncio
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from statistics import fmean
-from types import SimpleNamespace
 from typing import Any
 
 from datasets import Dataset
@@ -24,7 +21,6 @@ from agentkit.policies.loading import load_agent
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import Limits, rollout
-from agentkit.rollouts.policy import Request
 from agentkit.tasks import Suite
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.environments import CorpusEnvironment
@@ -40,14 +36,12 @@ FULL = {
     "trl_tools_50ms": (0.05, 8, 3),
     "trl_tools_500ms": (0.5, 8, 3),
     "trl_env_0ms": (0.0, 8, 3),
-    "ceiling_50ms": (0.05, 8, 5),
 }
 QUICK = {
     "trl_tools_0ms": (0.0, 2, 1),
     "trl_tools_50ms": (0.05, 1, 1),
     "trl_tools_500ms": (0.5, 1, 1),
     "trl_env_0ms": (0.0, 2, 1),
-    "ceiling_50ms": (0.05, 4, 1),
 }
 Run = Callable[[int], float]  # seed -> sampled tokens of a trajectory, on average
 
@@ -71,10 +65,10 @@ def _slow(latency_s: float, corpus: Corpus) -> Factory:
 
 
 def bench_rollouts(quick: bool = False) -> dict[str, Any]:
-    """Our rollouts against stock TRL's and against bare decoding; ratio ours / peer, above 1 is faster."""
+    """Our rollouts against stock TRL's; ratio ours / peer, above 1 is faster."""
     corpus = Corpus.open()
     suite = Suite.build({"families": ["A", "B"], "n_tasks": 40, "seed": 11}, corpus=corpus).tasks
-    peers = {"trl_tools": _trl_tools, "trl_env": _trl_environments, "ceiling": _ceiling}
+    peers = {"trl_tools": _trl_tools, "trl_env": _trl_environments}
     cases = []
     for name, (latency, count, repeats) in (QUICK if quick else FULL).items():
         environment = _slow(latency, corpus)
@@ -82,14 +76,12 @@ def bench_rollouts(quick: bool = False) -> dict[str, Any]:
         ours, peer = _ours(tasks, environment), peers[name.rpartition("_")[0]](tasks, environment)
         if name == "trl_tools_0ms":  # warm-up of model and tools, not counted
             ours(-1)
-        if name in ("trl_tools_0ms", "ceiling_50ms"):  # of the peer: the other cases know its ways by then
             peer(-1)
         cases.append(_case(name, ours, peer, repeats, count * GROUP))
     return report("rollouts", cases)
 
 
 def _case(name: str, ours: Run, peer: Run, repeats: int, trajectories: int) -> dict[str, Any]:
-    in_tokens = name.startswith("ceiling")
     rates: tuple[list[float], list[float]] = ([], [])
     tokens: tuple[list[float], list[float]] = ([], [])
     for seed in range(repeats):
@@ -97,13 +89,12 @@ def _case(name: str, ours: Run, peer: Run, repeats: int, trajectories: int) -> d
             set_seed(seed + 1)  # which TRL draws from
             start = time.perf_counter()
             tokens[side].append(run(seed))
-            of_each = tokens[side][-1] if in_tokens else 1
-            rates[side].append(trajectories * of_each / (time.perf_counter() - start))
+            rates[side].append(trajectories / (time.perf_counter() - start))
     more = {
         "trajectories": trajectories,
         "tokens_per_trajectory": {"ours": fmean(tokens[0]), "peer": fmean(tokens[1])},
     }
-    return case(name, "tokens/s" if in_tokens else "trajectories/s", *rates, **more)
+    return case(name, "trajectories/s", *rates, **more)
 
 
 def _ours(tasks: Sequence[Task], environment: Factory) -> Run:
@@ -119,22 +110,6 @@ def _rollout(tasks: Sequence[Task], policy: Any, environment: Factory, seed: int
     limits = Limits(max_turns=TURNS, max_turn_tokens=TURN_TOKENS, max_tokens=TURNS * TURN_TOKENS)
     options = {"environment": environment, "group_size": GROUP, "temperature": TEMPERATURE, "limits": limits}
     return rollout(tasks, policy, seed=seed + 1, **options)
-
-
-def _ceiling(tasks: Sequence[Task], environment: Factory) -> Run:
-    """Bare decoding: each row samples the mean number of tokens, in one turn after its prompt."""
-    model, tokenizer = load_agent("nano")
-    trajectories = _rollout(tasks, TransformersPolicy(model, tokenizer), environment, 0)
-    tokens = round(fmean(sum(t.action_mask) for t in trajectories))
-    policy = TransformersPolicy(model, SimpleNamespace(eos_token_id=-1))  # no token ends a turn
-
-    async def decode(seed: int) -> float:
-        numbered = enumerate(trajectories, (seed + 1) * len(trajectories))
-        requests = [Request(tasks[0], n, 0, [*t.prompt_ids], (n,), tokens, TEMPERATURE) for n, t in numbered]
-        await asyncio.gather(*map(policy.sample, requests))
-        return tokens
-
-    return lambda seed: asyncio.run(decode(seed))
 
 
 # ---- stock TRL
