@@ -114,7 +114,11 @@ def new_command(
     from agentkit.runs.labfile import new_lab
 
     recipe, real, lab = new_lab(name, notebooks)
-    text = f"{recipe}\n{real}\n{lab}\nthe first runs as it stands: agentkit run {recipe} --run outputs/{name}"
+    run = f"agentkit run {recipe} --run outputs/{name}"
+    text = (
+        f"{recipe}\n{real}\n{lab}\nthe first runs as it stands, and trains the small agent: {run}\n"
+        f"with tools that it does not know, rehearse with a stand-in: {run} -p model=scripted -p sft=false"
+    )
     return _print(as_json, {"recipe": str(recipe), "real": str(real), "lab": str(lab)}, text)
 
 

@@ -32,6 +32,7 @@ Mismatch = Literal[
 ]  # fmt: skip
 Advantage = Literal["group", "dr_grpo", "rloo", "batch_std", "reinforce_baseline", "gdpo", "turn", "step"]
 Flaw = Literal["skip_lookup", "wrong_operation", "in_head", "give_up", "malformed"]
+SCRIPTED = "scripted"  # what ``model`` says to mean a stand-in that plays the tasks' plans
 FILES = ("lab", "tasks", "model", "chat_template", "transcripts")  # keys that may name files
 
 
@@ -88,7 +89,8 @@ class Recipe(BaseModel):
     )
     max_prompt_tokens: Count = _key(0, "tasks with a longer prompt are left out; 0: no limit", "235")
     # the agent and its rollouts
-    model: str = _key("nano", "the agent: nano, a model folder or a hub name", "235")
+    model: str = _key("nano", "the agent: nano, scripted, a model folder or a hub name", "235")
+    skill: Share = _key(0.6, "model scripted: chance that it plays a plan to its end", "235")
     chat_template: str = _key("", "a file, a name that TRL ships, or training; empty: the model's own", "235")
     template_arguments: dict[Name, Word | bool | int | float] = _key(
         {}, "what the chat template is called with, such as {enable_thinking: false}", "235"
@@ -273,6 +275,11 @@ class Recipe(BaseModel):
         return {name: getattr(self, name) for name in self.keys()}
 
     @property
+    def can_train(self) -> bool:
+        """Whether the agent is a model, and no stand-in."""
+        return self.model != SCRIPTED
+
+    @property
     def chat(self) -> tuple[str, dict[str, Any]]:
         """The chat template, a file where there is one, and what it is called with."""
         name = self.chat_template
@@ -323,6 +330,11 @@ def _training(recipe: Recipe) -> Rules:
         (
             recipe.base,
             f"base: {recipe.base[:60]} is for a recipe's file: run that file, and change keys of it",
+        ),
+        (
+            not recipe.can_train and (recipe.sft or recipe.controls or engine != "transformers"),
+            "model: scripted plays the tasks' plans and learns nothing: set sft: false, and leave engine and "
+            "controls out",
         ),
         (
             recipe.loss_type == "cispo" and high < 1,
@@ -458,7 +470,10 @@ def _beside(place: Path, key: str, name: Any) -> Any:
     if key == "tasks" and mark:
         return f"{source}:{_beside(place, 'model', rows)}"
     path = Path(os.path.expanduser(str(name)))
-    folders = key == "model" and name != "nano"  # a data set such as gsm8k is none, whatever lies here
+    folders = key == "model" and name not in (
+        "nano",
+        SCRIPTED,
+    )  # a data set such as gsm8k is none, whatever lies here
     found = [p for p in (place / path, path) if p.is_file() or (folders and p.is_dir())]
     if not name or not found:
         return name

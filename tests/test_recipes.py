@@ -68,6 +68,7 @@ def test_values_are_read_as_people_write_them():
         ({"engine": "server"}, "engine server and server_urls belong together"),
         ({"engine": "server", "server_urls": "http://me:secret@a:1"}, "'http://...@a:1'; use http://HOST:PORT"),
         ({"shard": True}, "shard does not go with engine: transformers"),
+        ({"model": "scripted", "sft": True}, "model: scripted plays the tasks' plans and learns nothing: set sft: false"),
         ({"loss_type": "cispo"}, "clip_epsilon_high, which is 0.2: set it to 1 or more"),
     ],
 )  # fmt: skip

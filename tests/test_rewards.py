@@ -317,5 +317,10 @@ def test_a_recipe_weighs_components_by_name():
     weights = {"correctness": 1, "format": 0.7, "overlong": 0.5, "mine": 2}
     reward = rewards.from_recipe(Recipe.from_mapping({"reward": weights}), own)
     assert {name: weight for name, (_, weight) in reward.items()} == weights | {"left": 0.1}
-    with pytest.raises(RecipeError, match="reward names 'exactness'; the components are .*correctness"):
+    halved = rewards.from_recipe(Recipe(reward={"mine": 2, "format": 0.3, "plan": 0.5}), own)
+    expected = {"correctness": 0.5, "format": 0.3, "efficiency": 0.5, "mine": 2, "left": 0.1}
+    assert {name: weight for name, (_, weight) in halved.items()} == expected
+    with pytest.raises(RecipeError, match="two presets that have 'efficiency'"):
+        rewards.from_recipe(Recipe(reward={"plan": 1, "toolrla": 1}), own)
+    with pytest.raises(RecipeError, match="reward names 'exactness'; the components are correctness.*toolrl"):
         rewards.from_recipe(Recipe.from_mapping({"reward": {"exactness": 1}}))

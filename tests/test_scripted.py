@@ -201,6 +201,27 @@ def test_calls_of_typed_tools_are_written_by_their_schemas(tokenizer, name, malf
         assert (len(calls(t)) > len(right)) is bool(malformed)
 
 
+# ---- a stand-in
+def test_a_stand_in_solves_at_its_skill_whatever_the_lab_and_each_sample_by_its_own_seed(
+    suite, corpus, tokenizer
+):
+    tasks, make = list(suite)[:100], partial(CorpusEnvironment, corpus)
+
+    def found(skill, tasks, seed=0):
+        policy = ScriptedPolicy(tokenizer, skill=skill)
+        return rollout(tasks, policy, environment=make, group_size=3, limits=ROOMY, seed=seed)
+
+    first = found(0.6, tasks)
+    assert {t.success for t in first} == {0.0, 1.0} and {t.stop_reason for t in first} == {StopReason.ANSWER}
+    assert sum(t.success for t in first) / 300 == pytest.approx(0.6, abs=0.1)
+    by_id = {task.id: task for task in tasks}
+    assert all((len(calls(t)) < len(by_id[t.task_id].meta["plan"])) is (t.success == 0.0) for t in first)
+    again = {(t.task_id, t.sample): without(t) for t in found(0.6, tasks[:20][::-1])}
+    assert all(again[t.task_id, t.sample] == without(t) for t in first[:60])
+    assert [t.success for t in found(0.6, tasks[:20], seed=1)] != [t.success for t in first[:60]]
+    assert {t.success for t in found(0.0, tasks[:20])} == {0.0}
+
+
 # ---- the parts
 def test_a_rate_is_a_probability():
     for wrong in (-0.1, 1.1, float("nan")):

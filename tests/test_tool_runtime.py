@@ -53,6 +53,7 @@ class Bench:
             except asyncio.CancelledError:
                 self.seen["refused"] = True
 
+    @tool
     async def cancels(self) -> str:
         raise asyncio.CancelledError
 

@@ -72,11 +72,12 @@ class Comparison:
 
     def paired_table(self) -> pd.DataFrame:
         """One row a pair over all tasks, tested, and one for each family and difficulty, described."""
-        return pd.DataFrame(
+        rows = [
             {"comparison": f"{pair['a']} → {pair['b']}", "tasks": tasks} | tables.paired_cells(block)
             for pair in self.paired
             for tasks, block in {"all tasks": pair, **tables.breakdown(pair)}.items()
-        )
+        ]
+        return pd.DataFrame(rows, columns=None if rows else ["comparison", "tasks"])
 
     def lead(self) -> list[str]:
         """The headline's sentence, where there is one."""

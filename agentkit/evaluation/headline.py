@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentkit.evaluation import tables
+from agentkit.recipe import SCRIPTED
 
 NAMES = {
     "base": "base",
@@ -51,6 +52,13 @@ def planted(flaws: Mapping[str, float]) -> str:
     told = ", ".join(f"{name} {rate:g}" for name, rate in flaws.items() if rate)
     more = "so a gain over SFT may be no more than these mistakes unlearnt"
     return f"SFT imitates an expert with planted flaws ({told}), {more}." if told else ""
+
+
+def stand_in(recipe: Mapping[str, Any]) -> str:
+    """What to say of a recipe's agent where it is a stand-in; nothing where it is a model."""
+    if recipe.get("model") != SCRIPTED:
+        return ""
+    return "A scripted stand-in was measured, which plays the tasks' plans: no figure here is a model's."
 
 
 def headline(

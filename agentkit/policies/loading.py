@@ -14,15 +14,17 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
+from agentkit.nano import NANO
 from agentkit.policies.engine_weights import folded
 from agentkit.policies.precision import precision_of
 from agentkit.policies.process_group import in_turn, world
+from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.policies.server import ServerPolicy
 from agentkit.policies.shards import mesh_of, shard
 from agentkit.policies.sync_guard import sync
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.policies.vllm import VllmPolicy
-from agentkit.recipe import Recipe
+from agentkit.recipe import SCRIPTED, Recipe
 from agentkit.rollouts.policy import Policy
 from agentkit.rollouts.template_probe import with_template
 from agentkit.runs import Run, RunError
@@ -44,7 +46,7 @@ def load_agent(
     """A model and its tokenizer, on the GPU where there is one.
 
     Args:
-        model: "nano", a folder or a hub name.
+        model: "nano", a folder or a hub name; "scripted" is no model, so None, with nano's tokenizer.
         merge: adapter folders folded in, in order.
         adapter: one more on top of these: folded in float32, where that samples faster and loses nothing; an
             adapter still in half precision, where rounding would lose it, and where it is to stay ``apart``.
@@ -58,6 +60,8 @@ def load_agent(
         RecipeError: the chat template cannot.
         RunError: an adapter cannot.
     """
+    if model == SCRIPTED:
+        return None, load_tokenizer(model, chat)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = precision_of(precision)
     torch.backends.cuda.enable_cudnn_sdp(False)  # on Hopper it plans anew for each length of the keys
@@ -96,6 +100,7 @@ def merged(model: str, folders: Iterable[str | Path], dtype: torch.dtype) -> Any
 
 def load_tokenizer(model: str, chat: tuple[str, Mapping[str, Any]] = ("", {})) -> Any:
     """A model's tokenizer alone, with the recipe's chat template. Raises as ``load_agent``."""
+    model = NANO if model == SCRIPTED else model
     options = {"mistral_format": False}  # whose tokenizer has no chat template
     if pretrained(AutoConfig, model).model_type in _MISTRALS:
         options["fix_mistral_regex"] = True
@@ -175,6 +180,8 @@ def make_policy(model: Any, tokenizer: Any, name: str, recipe: Recipe, engine: A
     An engine with weights of its own is given the model's and must then compute the same (``sync``), else
     EngineError. ``engine`` is vLLM's where Unsloth loaded the model (``unsloth.adapted``).
     """
+    if not recipe.can_train:
+        return ScriptedPolicy(tokenizer, Flaws(**recipe.flaws), name, recipe.skill)
     if recipe.engine == "transformers" or (recipe.engine == "unsloth" and not torch.cuda.is_available()):
         options = recipe.max_batch, recipe.deterministic, recipe.engine_memory
         return TransformersPolicy(model, tokenizer, name, *options)

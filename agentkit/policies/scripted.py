@@ -1,8 +1,9 @@
 """The scripted policy: an expert with stated flaw rates that plays its plan through the real tools.
 
-It needs no model. Its transcripts are the demonstrations of the SFT cold start, and it drives tests and
-examples. A flaw strikes where it makes sense: on the shipped tools, and on any step of a plan that lists
-``wrong`` variants of its arguments. Leaves out solving without flaws, which is tasks/expert.py.
+It needs no model. Its transcripts are the demonstrations of the SFT cold start, it is the stand-in that
+``model: scripted`` names, and it drives tests and examples. A flaw strikes where it makes sense: on the
+shipped tools, and on any step of a plan that lists ``wrong`` variants of its arguments. Leaves out solving
+without flaws, which is tasks/expert.py.
 """
 
 import random
@@ -45,13 +46,15 @@ class ScriptedPolicy(Policy):
         tokenizer: encodes the script's turns.
         flaws: the rates, or several sets of which each trajectory draws one.
         name: recorded in trajectories.
+        skill: chance that a trajectory plays its plan to the end; else it stops short, and answers wrongly.
     """
 
     in_flight = 128  # environments that are made at once
 
-    def __init__(self, tokenizer: Any, flaws: Flaws | Iterable[Flaws] = (), name: str = "scripted"):
-        self.tokenizer = tokenizer
-        self.name = name
+    def __init__(
+        self, tokenizer: Any, flaws: Flaws | Iterable[Flaws] = (), name: str = "scripted", skill: float = 1.0
+    ):
+        self.tokenizer, self.name, self._skill = tokenizer, name, skill
         self._flaws = [flaws] if isinstance(flaws, Flaws) else list(flaws) or [Flaws()]
         self._scripts: dict[int, Script] = {}  # by trajectory
 
@@ -64,7 +67,8 @@ class ScriptedPolicy(Policy):
             rng = random.Random(repr(request.seed))
             flaws = rng.choice(self._flaws)
             clean = marks_of(self.tokenizer).inert_value  # what it quotes of a tool's reply steers nothing
-            script = play(request.task, flaws, rng, request.tool_format, request.tools, clean)
+            short = random.Random(f"skill {request.seed}").random() >= self._skill
+            script = play(request.task, flaws, rng, request.tool_format, request.tools, clean, short)
             self._scripts[request.trajectory], text = script, next(script)
         else:
             text = self._scripts[request.trajectory].send(request.results)
@@ -82,15 +86,18 @@ def play(
     tool_format: str,
     tools: Tools = (),
     clean: Callable[[Any], Any] = lambda value: value,
+    short: bool = False,
 ) -> Script:
     """One trajectory of the flawed expert: yields each turn's text and is sent the results of its calls.
     ``tools`` are their JSON schemas, by which some formats write numbers and lists; ``clean`` is given what
-    calls and answers say.
+    calls and answers say. One that is ``short`` leaves out the last calls at least, and answers wrongly.
 
     Raises:
         PlanError: the task's plan cannot be played; the message names the step.
     """
     plan = _plan(task, tool_format, tools)
+    if short:
+        plan, flaws = plan[: int(rng.random() * len(plan))], Flaws(malformed=flaws.malformed)
     bug = None  # the nearly right code that this trajectory tests and submits
     if _near_misses(task) and rng.random() < flaws.wrong_operation:
         bug = rng.choice(_near_misses(task))
@@ -121,10 +128,7 @@ def play(
         values.append(str(expected) if read else observed)
         if not result.ok:
             break
-    if bug is not None and "answer_if" in task.meta:
-        yield _answer(clean(bug))
-    else:
-        yield _answer(clean(answer_of(task, values[-1]) if values else task.answer))
+    yield _answer(clean(_missed(task, rng) if short else _concluded(task, values, bug)))
 
 
 def _played(task: Task, step: dict, flaw: str | None, bug: str | None, rng: random.Random) -> dict[str, Any]:
@@ -164,14 +168,17 @@ def _flaw(task: Task, step: dict, first: bool, flaws: Flaws, rng: random.Random)
         if rng.random() < flaws.skip_lookup:
             return "skip_lookup"
     computes = step["tool"] == "calculator" or (first and "code" in step["arguments"])
-    number = task.answer.lstrip("-").replace(".", "", 1)
-    can_guess = number.isdecimal() or bool(task.meta.get("answer_if"))  # what looks like a right answer
+    can_guess = _is_number(task.answer) or bool(task.meta.get("answer_if"))  # what looks like a right answer
     if computes and can_guess and rng.random() < flaws.in_head:
         return "in_head"
     calculates = step["tool"] == "calculator" and "expression" in step["arguments"]
     if (calculates or step.get("wrong")) and rng.random() < flaws.wrong_operation:
         return "wrong_operation"
     return None
+
+
+def _is_number(answer: str) -> bool:
+    return answer.lstrip("-").replace(".", "", 1).isdecimal()
 
 
 def _near_misses(task: Task) -> list[str]:
@@ -197,6 +204,22 @@ def _guess(task: Task, rng: random.Random) -> str:
     if _near_misses(task):
         return rng.choice([task.answer, *_near_misses(task)])
     return rng.choice(list(answers.values()))
+
+
+def _concluded(task: Task, values: Sequence[str], bug: str | None) -> str:
+    """What is answered after the last call."""
+    if bug is not None and "answer_if" in task.meta:
+        return bug
+    return answer_of(task, values[-1]) if values else task.answer
+
+
+def _missed(task: Task, rng: random.Random) -> str:
+    """A wrong answer: a near miss, another name that it may be, another number, or that nothing was found."""
+    others = [*_near_misses(task), *task.meta.get("answer_if", {}).values()]
+    if others := [other for other in others if other != task.answer]:
+        return rng.choice(others)
+    made = _made_up(task.answer.lstrip("-"), rng) if _is_number(task.answer) else ""
+    return made if made and float(made) != abs(float(task.answer)) else "I could not find this."
 
 
 def _wrong(expression: str, rng: random.Random) -> str:

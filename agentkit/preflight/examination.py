@@ -78,7 +78,7 @@ def examine(
         causes.held_out(tasks, test),
         *scored.items,
         *enough,
-        forecast(recipe, seconds, update, device, len(test), run),
+        *([forecast(recipe, seconds, update, device, len(test), run)] if recipe.can_train else []),
     )
     return Preflight(items, len(sampled), time.monotonic() - start), lab.score(chosen, sampled)
 

@@ -3,11 +3,12 @@
 Leaves out the formulas themselves (components, calls).
 """
 
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from agentkit.recipe import Recipe, RecipeError
 from agentkit.rewards import calls, components
-from agentkit.rewards.scoring import Reward, product
+from agentkit.rewards.scoring import Component, Reward, product
 
 
 def plan(
@@ -61,27 +62,41 @@ def tcr_paper(max_tokens: int = 10_480, buffer: int = 3_000) -> Reward:
 
 
 def from_recipe(recipe: Recipe, own: Reward = MappingProxyType({})) -> Reward:
-    """The recipe's preset or the components that it weighs, and a lab's ``own``."""
+    """The recipe's preset, or the presets and components that it weighs, and a lab's ``own``."""
     # published with 3,000 of 10,480 tokens; shorter answers get as large a share
     overlong = recipe.max_tokens, min(3_000, recipe.max_tokens * 5 // 16)
+    presets = {
+        "plan": plan(),
+        "none": {},
+        "toolrl": toolrl(),
+        "toolrla": toolrla(),
+        "tcr": tcr(*overlong),
+        "tcr_paper": tcr_paper(*overlong),
+    }
     if isinstance(recipe.reward, dict):
         named = {name: part for name, (part, _) in own.items()}
         named |= {name: part for name, (part, _) in plan().items()}
         named |= {"process": components.process, "overlong": components.dapo_overlong(*overlong)}
         named |= {"judge": components.judged()}
-        if unknown := recipe.reward.keys() - named.keys():
-            raise RecipeError(f"reward names {min(unknown)[:60]!r}; the components are {', '.join(named)}")
-        reward = {**own, **{name: (named[name], weight) for name, weight in recipe.reward.items()}}
+        reward = {**_scaled(recipe.reward, presets, named), **own}
+        reward |= {name: (named[name], weight) for name, weight in recipe.reward.items() if name in named}
     else:
-        presets = {
-            "plan": plan(),
-            "none": {},
-            "toolrl": toolrl(),
-            "toolrla": toolrla(),
-            "tcr": tcr(*overlong),
-            "tcr_paper": tcr_paper(*overlong),
-        }
         reward = {**presets[recipe.reward], **own}
     if not reward:
         raise RecipeError("reward none starts from nothing: name components in the lab file's rewards")
     return reward
+
+
+def _scaled(
+    weights: Mapping[str, float], presets: Mapping[str, Reward], named: Mapping[str, Component]
+) -> dict[str, tuple[Component, float]]:
+    """The components of the presets that a recipe weighs, times their weights; ``named`` are its others."""
+    found: dict[str, tuple[Component, float]] = {}
+    for name in [name for name in weights if name not in named]:
+        if name not in presets:
+            known = f"the components are {', '.join(named)}, and the presets {', '.join(presets)}"
+            raise RecipeError(f"reward names {name[:60]!r}; {known}")
+        if both := found.keys() & presets[name].keys():
+            raise RecipeError(f"reward names two presets that have {min(both)!r}: leave one of them out")
+        found |= {key: (part, weight * weights[name]) for key, (part, weight) in presets[name].items()}
+    return found

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkit.nano import NANO
-from agentkit.recipe import FILES, Recipe, find_file, project_root
+from agentkit.recipe import FILES, SCRIPTED, Recipe, find_file, project_root
 from agentkit.records import RecipeError
 from agentkit.runs.files import digest
 from agentkit.runs.labfile import lab_digest
@@ -50,7 +50,7 @@ def file_digests(recipe: Mapping[str, Any]) -> dict[str, str]:
     if rows and f"_{source}".isidentifier() and "tasks" not in found:
         found["tasks"] = f"{source} {_listing(project_root() / rows)}"
     model = recipe.get("model") or NANO
-    if model != NANO and (project_root() / model).is_dir():  # too large to be read each time
+    if model not in (NANO, SCRIPTED) and (project_root() / model).is_dir():  # too large to be read each time
         found["model"] = _listing(project_root() / model)
     return found
 

@@ -160,7 +160,8 @@ def _arm(name: str, base: Mapping[str, Any], changes: dict[str, Any]) -> Arm:
         if own := changes.keys() & {"run", "seed"}:
             raise RecipeError(f"an arm may not set {min(own)}: the sweep does, from seeds and --run")
         recipe = Recipe.from_mapping({**base, **changes})
-        known = ["sft", "grpo", *["base"] * (recipe.measure_base and recipe.sft), *recipe.controls]
+        known = ["sft", *["grpo"] * recipe.can_train, *recipe.controls]
+        known += ["base"] * (recipe.measure_base and recipe.sft)
         if policy not in known:
             raise RecipeError(f"its runs measure no policy {policy!r:.40}, only {', '.join(known)}")
     except (RecipeError, RunError) as error:

@@ -55,6 +55,8 @@ def choose(recipe: Recipe, count: int) -> Topology:
 
     Raises RecipeError where the recipe asks for what is not there.
     """
+    if not recipe.can_train:
+        return Topology("here", why="a stand-in computes nothing")
     cards = visible(_wanted(recipe, count))
     if recipe.engine == "unsloth" and len(cards) > 1:
         why = "Unsloth trains in one process on one card here, several were never tried"

@@ -61,8 +61,10 @@ class ToolSpec:
                 raise ValueError(f"a tool's {name} is {value!r}; it must be a number of at least {low}")
 
 
-def tool(**declared: Any) -> Callable[[Callable], Callable]:
-    """Declare how a tool method is run: the fields of ToolSpec. The method itself is not changed.
+def tool(function: Callable | None = None, /, **declared: Any) -> Callable:
+    """Declare how a tool method is run: ``@tool``, or ``@tool(pure=True)`` with fields of ToolSpec.
+
+    The method itself is not changed.
 
     Raises:
         ValueError: a value out of bounds.
@@ -75,7 +77,7 @@ def tool(**declared: Any) -> Callable[[Callable], Callable]:
         plain.tool_spec = spec
         return function
 
-    return mark
+    return mark if function is None else mark(function)
 
 
 def tools_of(environment: object) -> dict[str, Callable]:

@@ -56,7 +56,11 @@ def control(lab: Lab, run: Run, tell: OnMetrics, name: str) -> dict[str, Any]:
 
 
 def train(lab: Lab, run: Run, tell: OnMetrics) -> dict[str, Any]:
-    """GRPO from the SFT reference."""
+    """GRPO from the SFT reference; of a stand-in one step without its update."""
+    if not lab.recipe.can_train:
+        from agentkit.training.rehearsal import sampled_step
+
+        return sampled_step(lab, run, tell)
     agent, tokenizer = agent_of(run, lab.recipe, "sft")
     return lab.trainer(agent, tokenizer, lab.load(run), run, on_metrics=tell).train()
 

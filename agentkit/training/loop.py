@@ -92,7 +92,7 @@ class GRPO:
     ):
         recipe = lab.recipe
         join(recipe)
-        _check(recipe, len(tasks))
+        check_size(recipe, len(tasks))
         self.lab, self.recipe, self.run = lab, recipe, run
         self.on_metrics, self._is_followed = on_metrics or (lambda row: None), on_metrics is not None
         self.tokenizer, self.settings, self.options = tokenizer, Settings(**settings), lab.options()
@@ -396,7 +396,7 @@ class GRPO:
                 )
 
 
-def _check(recipe: Recipe, tasks: int) -> None:
+def check_size(recipe: Recipe, tasks: int) -> None:
     """Raise RecipeError for too few tasks, RunError for another number of processes: batches would differ."""
     each, running = recipe.prompts_per_step, world()
     if tasks < each:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from agentkit.diagnostics import read_alarms
 from agentkit.evaluation import Comparison, html, tables
 from agentkit.evaluation.examples import RULE, examples
-from agentkit.evaluation.headline import planted
+from agentkit.evaluation.headline import planted, stand_in
 from agentkit.evaluation.html import Markup
 from agentkit.recipe import Recipe
 from agentkit.runs import Run, write_bytes
@@ -68,7 +68,8 @@ def _tried(make: Callable[[Run], list[Any]], run: Run) -> list[Any]:
 
 # ---- sections: each gives its parts
 def _expert(run: Run) -> list[Any]:
-    said = planted(redact(run.manifest["recipe"]).get("flaws", {}))
+    used = redact(run.manifest["recipe"])
+    said = stand_in(used) or planted(used.get("flaws", {}))
     return [html.element("p", said, class_="lead")] if said else []
 
 

@@ -64,6 +64,8 @@ def alarm_block(alarm: Alarm) -> html.Markup:
 
 def ending(run: Run, recipe: Recipe, error: BaseException | None) -> str:
     """How a training ended, what is kept of it, and how to go on."""
+    if error is None and not recipe.can_train:
+        return "A stand-in cannot be trained: one step was sampled and scored, and no adapter is written."
     if error is None and run.file("train", "finished.json").exists():
         return f"Training is done. The adapter that validation chose is kept in {run.file('adapter')}."
     how = f"Stopped by an error ({type(error).__name__})" if error else "Stopped as asked"
