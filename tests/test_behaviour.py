@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from agentkit.evaluation.behaviour import HABITS, behaviour
-from agentkit.evaluation.examples import examples
 from agentkit.evaluation.failures import FAILURES, failure_class, failures
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 
@@ -156,23 +155,3 @@ def test_habits_are_shares_of_their_occasions_clustered_by_task():
     assert skips["share"] == pytest.approx(3 / 24) and (skips["occasions"], skips["tasks"]) == (72, 24)
     assert 0.02 < skips["low"] < 0.06 and 0.28 < skips["high"] < 0.35, "of 24 tasks, not of 72 samples"
     assert got.loc["Retries after a failed call", ["share", "low", "high"]].isna().all(), "no occasion"
-
-
-def test_examples_are_drawn_across_families_and_always_the_same():
-    tasks = [
-        Task(f"t{i:02}", f"q{i}", "4.93", "exact", "AB"[i % 2], ("easy", "hard")[i // 2 % 2], meta=RATIO.meta)
-        for i in range(60)
-    ]
-    before = [made(task, "5", SUDAN) for task in tasks]
-    after = [
-        made(t, "4.93", RIGHT, success=1.0) if i % 3 else made(t, "5", SUDAN) for i, t in enumerate(tasks)
-    ]
-    got = examples({"sft": before, "grpo": after}, tasks)
-    rates = {t.task_id: t.success for t in after}
-    assert list(got["outcome"]) == ["solved now"] * 10 + ["still fails"] * 5
-    assert [rates[i] for i in got.index] == [1.0] * 10 + [0.0] * 5
-    kinds = Counter(zip(got["family"][:10], got["difficulty"][:10], strict=True))
-    assert len(kinds) == 4 and max(kinds.values()) == 3
-    assert set(got["how it failed"]) == {"fact not found"}
-    assert got.equals(examples({"sft": before[::-1], "grpo": after[::-1]}, tasks))
-    assert examples({"sft": after, "grpo": after}, tasks, failing=0).empty

@@ -59,11 +59,6 @@ def test_what_a_lab_file_prints_is_no_part_of_the_json(tmp_path, capsys):
 
 
 # ---- mistakes
-def test_what_cannot_be_parsed_ends_with_status_2(capsys):
-    for words in (["fly"], ["run"], ["merge", "a", "--dtype", "int8"], ["audit", "a", "--fly"]):
-        with pytest.raises(SystemExit) as stop:
-            cli.main(words)
-        assert stop.value.code == 2 and "--help" in capsys.readouterr().err
 
 
 @pytest.fixture

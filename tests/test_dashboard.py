@@ -103,13 +103,6 @@ def test_the_button_writes_what_the_trainer_reads(run, monkeypatch):
     assert said.value == "asked to stop after this step"
 
 
-def test_what_cannot_be_drawn_ends_no_training_and_is_said(run, monkeypatch):
-    dashboard = live(run, monkeypatch, every_s=0, snapshot_s=0)
-    run.file("train", "dashboard.html").mkdir()  # it cannot be written
-    with pytest.warns(UserWarning, match="the dashboard is not drawn"), dashboard:
-        dashboard(rows(3)[0])
-
-
 @pytest.mark.parametrize(("error", "checkpoints", "finished", "says"), [
     (None, [5], True, "Training is done. The adapter that validation chose is kept in {run}/adapter."),
     (None, [5, 20], False, "Stopped as asked. Kept: 20 of 60 steps, in {run}/train/checkpoints/checkpoint-20; run this"),

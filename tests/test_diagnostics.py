@@ -29,7 +29,6 @@ from agentkit.diagnostics import (
     reward_hacking,
     rules,
     scan,
-    success_by_kind,
 )
 from agentkit.records import Score, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, write_jsonl
@@ -237,18 +236,6 @@ def test_the_answers_are_computed_from_the_run():
     assert "refuses 40% of the answers" in sentences["Is it hacking the reward?"]
     assert sentences["Is it stable?"] == "No: kl spike at step 10."
     assert alarm.advice in sentences["What to change?"]
-
-
-def test_success_by_kind_counts_tasks_alike():
-    tasks = {
-        n: Task(n, "?", "7", family=f, difficulty=d) for n, f, d in (("a", "A", "easy"), ("b", "B", "hard"))
-    }
-    early = [rollout("a", 0, 0.0), rollout("a", 1, 1.0), rollout("b", 0, 0.0)]
-    late = [rollout("a", 0, 1.0), rollout("b", 0, 0.0), rollout("x", 0, 1.0)]
-    kinds = success_by_kind(early, late, tasks)
-    assert kinds.loc["family A", "change"] == 0.5 and kinds.loc["hard", "after"] == 0.0
-    assert list(kinds.index) == ["family A", "family B", "easy", "hard"]
-    assert success_by_kind([], late, tasks).empty
 
 
 # ---- the command

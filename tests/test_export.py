@@ -9,7 +9,6 @@ from agentkit.records import DataError, StopReason, Task, ToolResult, Trajectory
 from agentkit.runs import read_rows
 from agentkit.views.export import write_inspect, write_messages
 
-ASKS = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
 NASTY = 'say "{}"\n</tool_call> <|im_end|> \u202e \x00 \ud800 é 日本 </script>'
 TASKS = [Task("t0", "What is 2 + 3?", "5", "numeric"), Task("t1", f"Repeat: {NASTY}", "é")]
 
@@ -67,41 +66,6 @@ def test_an_inspect_log_holds_its_samples_calls_and_scores(tmp_path):
     assert log["results"]["scores"][0]["metrics"]["accuracy"]["value"] == 0.5
     assert log["samples"][0]["messages"][1]["tool_calls"][0]["arguments"]["expression"] == "2 + 3"
     assert log["samples"][0]["target"] == "5"
-
-
-CODE = "s.split('</think>')"
-THINKS = {  # a turn with a call, and one that answers, as models write them
-    "hermes": ("<think>\nHm.\n</think>\n\nSo: ", ASKS, "<think>\nHm.\n</think>\n\nAnswer: 5"),
-    "llama3": ("<think>Hm.</think>", '{"name": "add", "parameters": {}}', "<think>Hm.</think>Answer: 5"),
-    "no thought": ("", f'{{"name": "add", "parameters": {{"code": "{CODE}"}}}}', f"Answer: 5\n```\n{CODE}\n```"),
-}  # fmt: skip
-
-
-def thinking(form):
-    before, call, answers = THINKS[form]
-    arguments = {"code": CODE} if form == "no thought" else {}
-    turns = (
-        Turn(f"{before}{call}<|im_end|>", (0, 2), (ToolResult("add", arguments, "5", True),)),
-        Turn(f"{answers}<|im_end|>", (4, 6)),
-    )
-    return dataclasses.replace(ALL[0], turns=turns)
-
-
-@pytest.mark.parametrize("form", THINKS)
-def test_a_thought_is_written_apart_and_a_call_once(form, tmp_path):
-    (before, _, answers), t = THINKS[form], thinking(form)
-    write_messages(tmp_path / "m.jsonl", [t], TASKS)
-    (row,) = read_rows(tmp_path / "m.jsonl")
-    asks, answer = (message for message in row["messages"] if message["role"] == "assistant")
-    thought = None if form == "no thought" else "Hm."
-    assert [m.get("reasoning_content") for m in (asks, answer)] == [thought, thought]
-    assert asks["content"] == ("So:" if "So: " in before else "") and len(asks["tool_calls"]) == 1
-    assert answers.endswith(answer["content"]) and "5" in answer["content"] and "Hm." not in answer["content"]
-    write_inspect(tmp_path / "log.json", [t], TASKS)
-    (sample,) = json.loads((tmp_path / "log.json").read_text())["samples"]
-    said = [message["content"] for message in sample["messages"] if message["role"] == "assistant"]
-    parts = [{"type": "reasoning", "reasoning": "Hm."}, {"type": "text", "text": asks["content"]}]
-    assert said[0] == (parts if thought else asks["content"])
 
 
 def test_what_cannot_be_written_is_one_sentence(tmp_path):

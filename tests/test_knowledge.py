@@ -7,30 +7,12 @@ import subprocess
 import sys
 import unicodedata
 
-import corpus as builder
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentkit.records import DataError
 from agentkit.tools.corpus import PHRASES, SHIPPED, Corpus, facts, passage
-
-ROWS = {
-    "country": [
-        ("Aland", "AA", "Bburg", 1000, 20, "Crown", "Europe"),
-        ("Cland", "CC", "Dville", 3000, 40, "Crown", "Asia"),
-    ],
-    "neighbour": [("Aland", "Cland")],
-    "city": [("Bburg", "Aland", 500)],
-    "element": [("Xium", "X", 1, 1.5, 1900, "Ann Y"), ("Yium", "Y", 2, 2.5, None, None)],
-    "film": [("Film One", 1990, 90, "Zed", "Aland"), ("Film Two", 1980, 100, "Zed", "Cland")],
-    "indicator": [("Aland", 1952, 40.5, 900.0)],
-}
-
-
-@pytest.fixture
-def tiny(tmp_path):
-    return Corpus(builder.build(tmp_path / "tiny.sqlite", ROWS))
 
 
 # ---- facts
@@ -61,7 +43,7 @@ def test_every_passage_names_its_source(corpus):
 
 # ---- the file
 def test_what_is_no_corpus_says_what_to_do_and_stays(tmp_path):
-    good = builder.build(tmp_path / "good.sqlite", ROWS).read_bytes()
+    good = SHIPPED.read_bytes()
     for content in (b"", b"hello", good[:3000], b"SQLite format 3\x00" + bytes(100)):
         path = tmp_path / "bad.sqlite"
         path.write_bytes(content)
@@ -113,10 +95,9 @@ def test_every_fact_is_found_first_by_its_own_phrase(corpus):
     assert len(missed) < 0.1 * 25 * len(by_kind), missed
 
 
-def test_search_falls_back_from_all_words_to_any(tiny):
-    assert tiny.search("capital of Aland", 1) == ["The capital of Aland is Bburg."]
-    assert tiny.search("capital Aland zzz", 1) == ["The capital of Aland is Bburg."]
-    assert tiny.search("zzz", 1) == []
+def test_search_falls_back_from_all_words_to_any(corpus):
+    assert corpus.search("capital France zzzz", 1) == ["The capital of France is Paris."]
+    assert corpus.search("zzzz", 1) == []
 
 
 def test_accents_and_case_do_not_matter(corpus):
@@ -126,11 +107,11 @@ def test_accents_and_case_do_not_matter(corpus):
         assert corpus.search(query, 1) == ["The country of the city São Paulo is Brazil."]
 
 
-def test_query_syntax_does_not_get_through(tiny):
+def test_query_syntax_does_not_get_through(corpus):
     for query in ('"', 'capital" OR "x', "text:paris", "NEAR(a b)", "a*", "^a", "-a", "(", "a AND", "x" * 500,
                   "'; DROP TABLE passage; --", "{0}", "\x00", "\ud800"):  # fmt: skip
-        assert isinstance(tiny.search(query, 3), list)
-    assert tiny.search("capital of Aland", 1) == ["The capital of Aland is Bburg."]
+        assert isinstance(corpus.search(query, 3), list)
+    assert corpus.search("capital of France", 1) == ["The capital of France is Paris."]
 
 
 @given(st.text(st.characters(), max_size=80), st.integers(1, 20))

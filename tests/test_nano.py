@@ -8,7 +8,6 @@ import shutil
 from functools import partial
 
 import pytest
-import torch
 from pretrain import batches, make_world, transcripts
 
 from agentkit.nano import DATA
@@ -25,17 +24,6 @@ def test_it_is_small_and_of_the_stated_architecture():
     assert sum(f.stat().st_size for f in DATA.iterdir()) < 8e6
     assert "unfinished" not in json.loads((DATA / "pretraining.json").read_text())
     assert all(len(tokenizer(digits)["input_ids"]) == len(digits) for digits in ("7", "66987244", "2024"))
-
-
-def test_tokens_that_pretraining_never_met_can_be_told_apart():
-    """Later training must be able to choose between them: braces and quotes of other calls are among them."""
-    model, tokenizer = load_agent("nano")
-    embeddings = torch.nn.functional.normalize(model.get_input_embeddings().weight.detach().float(), dim=1)
-    pieces = ["{", "}}", '": ', '["', "()", "[", "]", "<|", "&", "$", "%", "Q", "X", "Z"]
-    ids = sorted({token for piece in pieces for token in tokenizer(piece)["input_ids"]})
-    near = (embeddings[ids] @ embeddings.T).index_fill(1, torch.tensor(ids), 0.0)
-    alike = (embeddings[ids] @ embeddings[ids].T).fill_diagonal_(0.0)
-    assert near.max() < 0.9 and alike.max() < 0.9
 
 
 def test_made_up_worlds_state_no_fact_of_the_corpus(corpus, tmp_path):

@@ -1,13 +1,11 @@
-"""The preflight report: the three published faults, the probe, single checks, and a real policy."""
+"""The preflight report: the probe, single checks, and a real policy. The three published faults: labs/test_autopsies."""
 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -68,68 +66,6 @@ def rollouts():
 def judged(rollouts, reward):
     tasks, sampled, golden = rollouts
     return report(RECIPE, sampled, golden, tasks, reward, n_test=100)
-
-
-WIDE, ANCHORED = re.compile(r"\w*(constraint)?\s*\w+"), re.compile(r"^I drop constraint (z\d+),")
-
-
-def or_debug(pattern: re.Pattern) -> dict:
-    """The reward of seed 003: +20 for a repair, +10 in the conflict, -20 for a constraint that is made up."""
-
-    def faithful(task, trajectory):
-        return -20.0 if any(pattern.search(turn.text) for turn in trajectory.turns) else 0.0
-
-    def repairs(task, trajectory):
-        return 20.0 * any(r.name == "drop_constraint" for turn in trajectory.turns for r in turn.results)
-
-    def in_conflict(task, trajectory):
-        return 10.0 if trajectory.success == 1.0 else 0.0
-
-    return {"repair": (repairs, 1.0), "conflict": (in_conflict, 1.0), "faithfulness": (faithful, 1.0)}
-
-
-def test_autopsy_003_an_unanchored_pattern_strikes_everything(rollouts):
-    tasks, sampled, golden = rollouts
-    always = [replace(t, success=1.0) for t in sampled]  # every rollout earned 20 - 20 + 10, as published
-    preflight = report(RECIPE, always, golden, tasks, or_debug(WIDE), n_test=100)
-    with pytest.raises(TrainingError, match="faithfulness takes 20 from gold trajectories.* unanchored"):
-        preflight.require()
-    assert preflight["Groups without advantage"].light == "red"
-    mended = judged(rollouts, or_debug(ANCHORED))
-    assert mended["Gold trajectories"].light == "green" and mended["Groups without advantage"].light != "red"
-
-
-def with_noise(std):
-    rng = np.random.default_rng(0)
-    return RIGHT | {"noise": (lambda task, t: float(rng.normal(0, std)), 1.0)}
-
-
-def test_autopsy_000_noise_is_no_cure_for_zero_variance(rollouts):
-    tasks, _, golden = rollouts
-    same = [
-        repair(task, s, task.answer if i % 2 else "c9") for i, task in enumerate(tasks) for s in range(4)
-    ]  # binary, and dead
-    preflight = report(RECIPE, same, golden, tasks, with_noise(0.05), n_test=100)
-    item = preflight["Signal or noise"]
-    assert item.light == "red" and item.values["repeatable"] < 0.3
-    assert item.values["noisy_components"] == ["noise"]
-    with pytest.raises(TrainingError, match="noise gives the same trajectory another value each time"):
-        preflight.require()
-    judged(rollouts, RIGHT).require()
-
-
-def test_autopsy_001_a_tool_reward_whose_input_is_never_written(rollouts):
-    def tool_call(task, trajectory):
-        calls = task.meta.get("num_turns", 0)
-        return 1.0 if trajectory.success == 1.0 else min(-0.6, -1.0 + 0.1 * min(calls, 4))
-
-    def counted(task, trajectory):
-        calls = len(trajectory.turns[0].results) if trajectory.turns else 0
-        return 1.0 if trajectory.success == 1.0 else min(-0.6, -1.0 + 0.1 * min(calls, 4))
-
-    with pytest.raises(TrainingError, match=r"reads task\.meta\['num_turns'\], which no record holds"):
-        judged(rollouts, {"tool_call": (tool_call, 1.0)}).require()
-    judged(rollouts, {"tool_call": (counted, 1.0)}).require()
 
 
 # ---- the probe

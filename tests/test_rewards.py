@@ -280,29 +280,6 @@ def test_a_judges_verdict_is_a_component_and_its_silence_is_not_zero(tmp_path, m
         server.server_close()
 
 
-def test_a_judge_is_asked_about_many_answers_at_once_and_of_like_ones_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    server, together = judging.Server(), threading.Barrier(4)
-
-    def reply(asked):
-        together.wait(120)  # all four ask before one is answered
-        return judging.honest(asked)
-
-    server.reply = reply
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    url = f"http://127.0.0.1:{server.server_port}/v1"
-    judge = rewards.judged(url=url, model="m", cache=tmp_path / "judge.sqlite")
-    answers = ["It is 41.", "It is 40.", "It is 41.", "It is 39.", None, "It is 38."]
-    group = [trajectory([], answer=answer) for answer in answers]
-    try:
-        scored = rewards.score_all([TASK], group, {"judge": (judge, 0.5), "one": (constant(1.0), 1.0)})
-    finally:
-        server.shutdown()
-        server.server_close()
-    assert [(t.answer, t.reward) for t in scored] == [(answer, 1.0) for answer in answers]
-    assert len(server.asked) == 4
-
-
 # ---- presets and recipes
 @pytest.mark.parametrize("name", get_args(Preset))
 def test_every_preset_is_a_reward_that_scores(name):

@@ -38,17 +38,6 @@ def lists(array):
     return [list(map(int, row)) for row in array]
 
 
-def test_a_tree_by_hand():
-    """Two rows part after three tokens, a third after one, the last repeats the first."""
-    tree = build_tree([[5, 6, 7, 8], [5, 6, 7, 9, 9], [5, 2], [5, 6, 7, 8]])
-    assert tree.ids.tolist() == [5, 2, 6, 7, 8, 9, 9]
-    assert tree.positions.tolist() == [0, 1, 1, 2, 3, 3, 4]
-    assert lists(tree.nodes) == [[0, 2, 3, 4], [0, 2, 3, 5, 6], [0, 1], [0, 2, 3, 4]]
-    assert tree.runs == (2, 3, 2)  # what [5, 2], [5, 6, 7, 8] and [5, 6, 7, 9, 9] add
-    assert tree.pieces == (1, 1, 2, 1, 2)
-    assert tree.paths == ((0, 1), (0, 2, 3), (0, 2, 4))
-
-
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=9))
 def test_trees_hold_every_prefix_once_and_paths_are_the_rows(rows):
     tree = build_tree(rows)
@@ -142,23 +131,6 @@ def test_the_plain_way_with_the_output_layer_apart_is_the_plain_way(model, batch
     hook.remove()
     assert_same(ours, plain, 1e-5)
     assert max(rows) == 7, "no more logits at a time, however many are scored"
-
-
-def test_the_output_layer_sees_scored_tokens_only_in_chunks(batch, monkeypatch):
-    model = qwen3()
-    assert prepare(model) is None
-    whole, rows = found(shared_logprobs, model, batch), []
-    model.lm_head.register_forward_pre_hook(lambda module, inputs: rows.append(inputs[0].numel() // 32))
-    monkeypatch.setattr(shared_prefix, "CHUNK_ELEMENTS", {"cpu": 61 * 7})
-    chunked = found(shared_logprobs, model, batch)
-    assert max(rows) == 7
-    with torch.no_grad():
-        rows.clear()
-        shared_logprobs(model, *batch, 0.7)
-    wanted, targets = shared_prefix._used(*batch)
-    distinct = {tuple(row[: n + 1]) for row, own in zip(wanted, targets, strict=True) for n in own}
-    assert sum(rows) == len(distinct) + 1, "and one token whose logits the model's own forward computes"
-    assert_same(chunked, whole, 1e-6)
 
 
 def test_each_distinct_token_is_computed_once(batch):

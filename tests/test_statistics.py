@@ -4,13 +4,13 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-import simulated_statistics as simulated
 from scipy import stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 from statsmodels.stats.proportion import proportion_confint
 
 from agentkit.evaluation import statistics as st
+from agentkit.evaluation.sweeps import differences
 
 
 @pytest.mark.parametrize("scores", [[0.0], [1.0], [1.0, 0.0, 0.0, 0.0], [1.0] * 8, [0.2, 0.9, 0.2, 0.5]])
@@ -82,21 +82,48 @@ def test_seeds_and_tasks_are_both_random():
     assert same.error == pytest.approx(st.over_tasks(tasks[0]).error)
 
 
-# ---- simulated
-@pytest.mark.parametrize("cell", [(60, 2, 0.05, 0.3), (60, 4, 0.5, 0.3), (216, 4, 0.95, 0.3)])
-def test_success_intervals_cover(cell):
-    ((_, covered),) = simulated.coverage(1000, np.random.default_rng(1), [cell])
-    assert 0.925 <= covered <= 0.975
+# ---- simulated studies: each task has a chance of success of its own, and its samples are drawn with it
+def chances(rng, shape, mean, alike):
+    """Chances of success of tasks whose samples correlate by ``alike``."""
+    more = (1 - alike) / alike
+    return rng.beta(mean * more, (1 - mean) * more, shape)
 
 
-@pytest.mark.parametrize("cell", [(60, 4, 0.5, 0.3), (216, 2, 0.3, 0.3)])
-def test_the_paired_test_keeps_its_level(cell):
-    ((_, (false, covered)),) = simulated.paired(1000, np.random.default_rng(1), [cell])
-    assert 0.03 <= false <= 0.07 and 0.93 <= covered <= 0.97
+@pytest.mark.parametrize(("n", "k", "mean"), [(60, 2, 0.05), (60, 4, 0.5), (216, 4, 0.95)])
+def test_success_intervals_cover(n, k, mean):
+    rng = np.random.default_rng(1)
+    rates = rng.binomial(k, chances(rng, (1000, n), mean, 0.3)) / k
+    low, high = np.array([st.success_interval(own, n * k) for own in rates]).T
+    assert 0.925 <= np.mean((low <= mean) & (mean <= high)) <= 0.975
+
+
+@pytest.mark.parametrize(("n", "k", "mean"), [(60, 4, 0.5), (216, 2, 0.3)])
+def test_the_paired_test_keeps_its_level_and_its_interval_covers_8_points(n, k, mean):
+    rng = np.random.default_rng(1)
+    chance = chances(rng, (1000, n), mean, 0.3)
+    raised = chance + 0.08 / (1 - mean) * (1 - chance)
+    before, same, after = (rng.binomial(k, c) / k for c in (chance, chance, raised))
+    assert 0.03 <= np.mean([st.over_tasks(d).p < 0.05 for d in same - before]) <= 0.07
+    low, high = np.array([st.over_tasks(d).interval(-1, 1) for d in after - before]).T
+    assert 0.93 <= np.mean((low <= 0.08) & (high >= 0.08)) <= 0.97
+
+
+def equal_arms(rng, arms, seeds, tasks, spread):
+    """Success of shape (A, S, N) of arms that are equal but for luck: in seeds, and in what suits them."""
+    chance = rng.uniform(0.25, 0.75, tasks)
+    for own, size in ((spread, (arms, seeds, 1)), (0.1, (arms, 1, tasks))):
+        chance = chance + rng.normal(0, own / np.sqrt(2), size)
+    return rng.binomial(4, np.clip(chance, 0, 1)) / 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cell", [((4, 3, 216), 0.0), ((4, 5, 216), 0.03)])
-def test_a_sweep_keeps_its_family_wise_error(cell):
-    ((_, false),) = simulated.sweeps(1500, np.random.default_rng(1), [cell])
-    assert 0.035 <= false <= 0.065
+@pytest.mark.parametrize(("shape", "spread"), [((4, 3, 216), 0.0), ((4, 5, 216), 0.03)])
+def test_a_sweep_keeps_its_family_wise_error(shape, spread):
+    """Without the intervals of against_one, which take long."""
+    rng, tests = np.random.default_rng(1), shape[0] - 1
+
+    def is_shown(found):
+        return found.p < 0.05 and st.dunnett_p(found.mean / found.error, tests, found.freedom) < 0.05
+
+    studies = (differences(equal_arms(rng, *shape, spread)) for _ in range(1500))
+    assert 0.035 <= np.mean([any(map(is_shown, own)) for own in studies]) <= 0.065

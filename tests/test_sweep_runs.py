@@ -106,13 +106,6 @@ def test_one_seed_of_every_arm_comes_first_and_common_stages_are_made_once(tmp_p
     assert len(cells["sft/seed-1"].keys) == 2 and len(cells["free/seed-1"].keys) == len(STAGES)
 
 
-def test_arms_that_measure_another_policy_of_one_run_share_its_training(tmp_path):
-    more = {"controls": "sft_more"}
-    arms = {"sft": more | {"policy": "sft"}, "rlvr": more, "more": more | {"policy": "sft_more"}}
-    cells = plan(read_design(write(tmp_path, arms=arms, seeds=[1], against="sft")), tmp_path)
-    assert cells["more/seed-1"].parent is cells["rlvr/seed-1"]
-
-
 class Notebooks:
     """Deals cells to nothing: their stages are written down as done, but for those named as broken."""
 

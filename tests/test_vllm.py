@@ -199,26 +199,6 @@ def test_an_adapter_that_did_not_arrive_is_caught(engine, agent, monkeypatch):
         guard.sync(engine, agent[0], 1.0)
 
 
-def test_the_engine_sleeps_where_its_build_can_and_wakes_for_requests_and_weights(engine, agent, monkeypatch):
-    """vLLM's CPU build cannot: there it stays awake, and the calls that a GPU's build gets are noted."""
-    from vllm.platforms import current_platform
-
-    assert engine._can_sleep is current_platform.is_sleep_mode_available()
-    monkeypatch.setattr(engine, "_can_sleep", True)
-    calls, inner = [], engine._engine
-    for name in ("sleep", "wake_up"):
-        monkeypatch.setattr(inner, name, lambda *a, n=name, **k: calls.append(n))
-    for name in ("add_request", "add_lora"):
-        own = getattr(inner, name)
-        monkeypatch.setattr(inner, name, lambda *a, n=name, f=own, **k: calls.append(n) or f(*a, **k))
-    engine.sleep(), engine.sleep()
-    assert calls == ["sleep"], "once"
-    asyncio.run(engine.sample(Request(SEED_TASK, 900, 0, [5, 6, 7], (1,), 4, 0.7)))
-    engine.sleep()
-    engine.sync(agent[0])
-    assert calls[1:] == ["wake_up", "add_request", "sleep", "wake_up", "add_lora"]
-
-
 def test_a_cancelled_batch_leaves_nothing_behind(engine):
     async def impatient():
         await asyncio.wait_for(ask(engine, 64, length=1500, temperature=1.5)(), 0.1)

@@ -17,7 +17,6 @@ from agentkit.preflight import examine
 from agentkit.rollouts.call_formats import format_call
 from agentkit.runs import Run
 from agentkit.tasks.expert import fill
-from agentkit.tools.corpus import Corpus
 
 image = lab_file("image")
 name_of = image.name_of
@@ -187,19 +186,6 @@ def test_other_ways_to_the_facts_and_other_words_are_right(lab, cases, tokenizer
 
 
 # ---- hostile rows and arguments
-def test_what_the_database_does_not_hold_is_a_sentence():
-    for table, name, column, why in (
-        ("city", "Zubrowka", "coordinates", "no coordinates of a city 'Zubrowka'"),
-        ("film", "x" * 90_000, "year", "no year of a film 'xxxx"),
-        ("city", "'; DROP TABLE city; --", "country", "no country of a city"),
-        ("city", "\ud800\0", "country", "no country of a city"),
-        ("person", "Ridley Scott", "films", "no table 'person'; there are city, country, film"),
-        ("film", "Alien", "1; DROP TABLE film", "ask for"),
-        ("sqlite_master", "x", "sql", "no table"),
-    ):
-        with pytest.raises(ValueError, match=why) as caught:
-            image.look_up(Corpus.open(), *image.read_query(f"{column} of the {table} {name}"))
-        assert len(str(caught.value)) < 200
 
 
 class TestPictureEnvironment(EnvironmentConformance):
