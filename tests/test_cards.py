@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from agentkit.records import RecipeError
-from agentkit.runs import Recipe, load_run
+from agentkit.runs import Recipe
 from agentkit.runs.topology import choose, visible
 from agentkit.training.launch import reason
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def chosen(count, *args, **keys):
@@ -88,37 +80,3 @@ def test_what_ended_a_process_is_told_and_not_what_the_others_say_of_it(error):
 
 
 SEEN = "import torch; torch.cuda.device_count = lambda: {}"  # run by every kernel before its first cell
-TINY = {"n_tasks": 60, "sft_transcripts": 1, "sft_tasks": 8, "test_samples": 1, "measure_base": False, "steps": 1,
-        "prompts_per_step": 4, "group_size": 2, "micro_batch": 2, "val_every": 2, "val_tasks": 4,
-        "preflight": "warn", "max_turns": 4, "max_turn_tokens": 48, "max_tokens": 256}  # fmt: skip
-
-
-def headless(tmp_path, cards):
-    """The command that runs notebooks 01 to 03 with these cards in sight, and its environment."""
-    startup = tmp_path / "ipython" / "profile_default" / "startup"
-    startup.mkdir(parents=True)
-    (startup / "seen.py").write_text(SEEN.format(len(cards)))
-    words = [word for key, value in TINY.items() for word in ("-p", f"{key}={value}")]
-    command = [
-        sys.executable,
-        "-m",
-        "agentkit.cli",
-        "run",
-        "params/nano.yaml",
-        "--run",
-        str(tmp_path / "run"),
-    ]
-    environ = {"IPYTHONDIR": str(tmp_path / "ipython"), "CUDA_VISIBLE_DEVICES": ",".join(cards)}
-    return [*command, "--to", "03", *words], os.environ | environ
-
-
-@pytest.mark.slow
-def test_a_cold_start_and_grpo_run_headless_with_several_gpus_in_sight(tmp_path):
-    command, environ = headless(tmp_path, "4567")
-    made = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
-    assert made.returncode == 0, made.stdout + made.stderr
-    run = load_run(tmp_path / "run")
-    assert all(run.manifest["stages"][s]["devices"] == 4 for s in ("02_baseline", "03_grpo"))
-    assert len(run.trajectories("sft")) == sum(task.split == "test" for task in run.tasks)
-    text = json.dumps(json.loads(run.file("02_baseline.ipynb").read_text()))
-    assert "4 processes train on GPUs 4, 5, 6, 7" in text and run.file("preflight.json").exists()
