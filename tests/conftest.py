@@ -1,8 +1,4 @@
-"""What several test files share: the corpus, a small suite, the small agent's tokenizer, and hypothesis'
-profile.
-"""
-
-from __future__ import annotations
+"""What several test files share: corpus, small suite, tokenizer, browser, hypothesis' profile."""
 
 import gc
 import os

@@ -3,8 +3,6 @@
 Shared by the tests and by tests/gpu/measure.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import shutil

@@ -1,7 +1,5 @@
 """Labs for tests: a recipe's own, with the environment or the reward that a test brings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

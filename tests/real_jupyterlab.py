@@ -1,7 +1,5 @@
 """A real JupyterLab and one notebook in it, driven as a person drives it: menus, shortcuts, buttons."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

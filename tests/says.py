@@ -1,7 +1,5 @@
 """A policy without a model, for tests: it says what it is told to."""
 
-from __future__ import annotations
-
 import asyncio
 
 from agentkit.rollouts.policy import Policy, Request, Sample

@@ -1,7 +1,5 @@
 """Jobs for two processes: updates with base weights that are sharded or whole, to be compared."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -9,8 +9,6 @@ checkpoints, metrics and trajectories are half written. What must agree in the e
 for seconds), trajectories, the last adapter and the best one.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

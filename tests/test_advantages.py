@@ -1,8 +1,4 @@
-"""Every estimator on literals computed by hand, its degenerate groups, and token shapes from the turns of a
-trajectory.
-"""
-
-from __future__ import annotations
+"""Every estimator on literals computed by hand, its degenerate groups, and token shapes from turns."""
 
 import math
 

@@ -1,7 +1,5 @@
 """Several GPUs: who takes which, and notebooks that start with four in sight. No GPU is needed here."""
 
-from __future__ import annotations
-
 import pytest
 
 from agentkit.records import RecipeError

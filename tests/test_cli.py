@@ -1,7 +1,5 @@
 """The command line: help that is quick to come, results that programs can read, a mistake in one sentence."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

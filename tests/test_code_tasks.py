@@ -1,8 +1,4 @@
-"""Family C: every specification gives what its words say, hidden tests tell it from near misses, and the
-expert solves it.
-"""
-
-from __future__ import annotations
+"""Family C: specifications give what their words say, and hidden tests tell them from near misses."""
 
 import json
 import random

@@ -1,7 +1,5 @@
 """SFT with more data and rejection sampling beside GRPO: what they cost is counted, and both train for real."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

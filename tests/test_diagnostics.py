@@ -1,7 +1,5 @@
 """Alarms, the auditor, and how often the alarms are right."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
@@ -358,9 +356,7 @@ def test_an_auditor_that_refuses_from_the_first_step_is_heard():
 
 
 def test_the_best_validation_is_told_on_tasks_that_did_not_choose_it():
-    """The first half is best at step 10, where the second says 0.2; the second at step 20, where the first says
-    0.4.
-    """
+    """One half is best at step 10, where the other says 0.2; that at step 20, where the first says 0.4."""
     halves = {"val_odd": [0.1, 0.8, 0.4, None], "val_even": [0.1, 0.2, 0.6, None]}
     steps = {"step": [0, 10, 20, 21], "val_success": [0.1, 0.5, 0.5, None]}
     assert fresh_half(pd.DataFrame(steps)) == ""

@@ -1,6 +1,4 @@
-"""The tool runtime: whatever goes wrong in a tool becomes an observation, in bounded time, and the run goes
-on.
-"""
+"""The tool runtime: whatever goes wrong in a tool becomes an observation, in bounded time."""
 
 from __future__ import annotations
 

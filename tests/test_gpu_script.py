@@ -1,7 +1,5 @@
 """tests/gpu/run.sh on this machine: what it can show is measured, the rest is skipped by name or rehearsed."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

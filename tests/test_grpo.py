@@ -1,7 +1,5 @@
 """GRPO with the small agent: what a run writes, and what it refuses. Also the cold start."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Guards: steps that are not finite, and rewards that fail."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import replace

@@ -4,8 +4,6 @@ Small changes are lost where they are folded into bfloat16 weights, and rounding
 more than they do, so that a plain difference of engine and trainer cannot tell.
 """
 
-from __future__ import annotations
-
 import copy
 import warnings
 from pathlib import Path

@@ -1,8 +1,4 @@
-"""Hindsight replay: what a program did achieve becomes a task that it solves; lessons; and the loop, trained
-for real.
-"""
-
-from __future__ import annotations
+"""Hindsight replay: what a program did achieve becomes a task; lessons; and the loop, trained for real."""
 
 import dataclasses
 import json

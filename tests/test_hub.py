@@ -1,8 +1,4 @@
-"""Public data sets: rows of each schema become tasks whose gold answers pass; broken rows are named or
-counted.
-"""
-
-from __future__ import annotations
+"""Public data sets: rows become tasks whose gold answers pass; broken rows are named."""
 
 import json
 import re

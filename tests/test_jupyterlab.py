@@ -2,8 +2,6 @@
 on; its buttons while its cell runs; what the page shows.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 

@@ -4,8 +4,6 @@ A run is started again and again by ``agentkit run``, and each time somebody of 
 which its files show. test_launch and test_cards kill ranks in further jobs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -77,9 +75,7 @@ def _of(mark: str, who: str = "") -> list[psutil.Process]:
 
 
 def killed(command: list[str], environ: dict[str, str], run: Run, who: str, phase: str) -> tuple[bool, str]:
-    """Whether a command fails one of whose processes is killed in a phase, and what it says; nobody may be
-    left of it.
-    """
+    """Whether a command fails when one of its processes is killed, and what it says; nobody may be left."""
     run.file("launch.log").unlink(missing_ok=True)  # of the attempt before
     mark, said = os.urandom(8).hex(), run.path.with_name(f"{who}-{phase}.txt")
     with said.open("w") as file:

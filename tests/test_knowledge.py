@@ -1,7 +1,5 @@
 """The corpus: real facts, one answer each, found by their own phrase; no query gets through to SQL or FTS5."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -81,9 +79,7 @@ assert found == {("The capital of France is Paris.",)}, found
 
 # ---- search
 def test_every_fact_is_found_first_by_its_own_phrase(corpus):
-    """A sample of every kind; nearly all, since titles such as "It" and "The Who" leave nothing to search
-    for.
-    """
+    """A sample of every kind; nearly all, as titles such as "It" leave nothing to search for."""
     by_kind: dict = {}
     for kind, entity, value in facts(corpus.connection):
         by_kind.setdefault(kind, []).append((entity, value))

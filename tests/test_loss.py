@@ -1,7 +1,5 @@
 """The loss against TRL's own, on literals: for each loss type and level, whole and in parts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """A merged model is the adapter's policy in one piece, in the base model's data type, or it is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """The metrics row: what each column counts, and that no column is written that the list does not explain."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

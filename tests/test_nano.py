@@ -1,7 +1,5 @@
 """The agent that ships: small, made from made-up worlds, and able to use its tools on real facts."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """A training of a model with a hub's name asks nobody: not at checkpoints, not at validations, not at its end."""
 
-from __future__ import annotations
-
 import socket
 
 import huggingface_hub.constants

@@ -1,7 +1,5 @@
 """Work that is not ours passes through every notebook: a lab file of one's own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,6 +1,4 @@
-"""Set-ups that cannot or should not train: each is refused or warned about with the planted cause named first,
-and healthy ones are not.
-"""
+"""Set-ups that cannot train: the planted cause is named first, and healthy ones are not refused."""
 
 import re
 from dataclasses import replace

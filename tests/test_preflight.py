@@ -1,7 +1,5 @@
 """The preflight report: the probe, single checks, and a real policy. The three published faults: labs/test_autopsies."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -45,9 +45,7 @@ class CounterEnvironment:
         return self.count
 
     async def peek(self) -> str:
-        """
-        Look at the counter.
-        """
+        """Look at the counter."""
         await asyncio.sleep(0.01)
         return f"It stands at {self.count}."
 

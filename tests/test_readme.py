@@ -2,8 +2,6 @@
 Python: test_notebooks. Commands: test_commands.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

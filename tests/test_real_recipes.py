@@ -2,8 +2,6 @@
 architecture with the official chat template.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Recipes: values as people write them, one sentence for each mistake, and where the files they name lie."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

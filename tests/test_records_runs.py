@@ -1,7 +1,5 @@
 """Records and the run folder: atomic files, honest readers, private modes, nothing lost."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import os

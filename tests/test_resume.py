@@ -1,8 +1,4 @@
-"""A training that is stopped, killed or finds its checkpoint damaged goes on and ends as if nothing had
-happened.
-"""
-
-from __future__ import annotations
+"""A training that is stopped, killed or damaged goes on and ends as if nothing had happened."""
 
 import json
 import os

@@ -1,7 +1,5 @@
 """Every reward formula on literals computed by hand, and how components combine, fail and are logged."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import threading

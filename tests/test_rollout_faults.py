@@ -1,8 +1,4 @@
-"""Tools that hang, raise, flood or attack: every trajectory ends in time, whole, and with what happened in
-its record.
-"""
-
-from __future__ import annotations
+"""Tools that hang, raise, flood or attack: every trajectory ends in time, whole, and says what happened."""
 
 import asyncio
 import math

@@ -1,8 +1,4 @@
-"""Trajectories are token-exact: masks cover sampled tokens only, log-probabilities are right, seeds fix
-everything.
-"""
-
-from __future__ import annotations
+"""Trajectories are token-exact: masks, log-probabilities, and seeds that fix everything."""
 
 import asyncio
 import random

@@ -3,8 +3,6 @@
 What hostile programs do in it is in hostile/test_programs.py.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource
@@ -231,9 +229,7 @@ def test_a_flood_does_not_fill_the_caller():
 
 
 def test_a_soak_leaves_nothing():
-    """S9: descriptors, processes, memory and files are as before. AGENTKIT_SOAK=10000 makes it as long as the
-    goal says.
-    """
+    """Descriptors, processes, memory and files are as before. AGENTKIT_SOAK=10000 makes it long."""
     programs = ["print(1)", "1 / 0", "import os\nos.kill(os.getpid(), 9)", "x = ' ' * 2**33", "open('a/b', 'w')",
                 "import os\nos.makedirs('d/e/f')\nos.symlink('/', 'l')", "print('x' * 10**6)"]  # fmt: skip
     for code in programs:

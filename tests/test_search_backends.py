@@ -1,7 +1,5 @@
 """Search through servers: a real one in this process, with faulty replies; slow ones are in test_web.py."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

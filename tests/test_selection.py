@@ -1,8 +1,4 @@
-"""What is trained on: dead groups kept, dropped and replaced, truncation; and each in
-real training.
-"""
-
-from __future__ import annotations
+"""What is trained on: dead groups kept, dropped and replaced, truncation; and each in real training."""
 
 from dataclasses import replace
 from functools import partial

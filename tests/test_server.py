@@ -1,8 +1,4 @@
-"""The server policy against servers that misbehave: each fault ends in a sample from another replica or one
-clear sentence.
-"""
-
-from __future__ import annotations
+"""Servers that misbehave: each fault ends in a sample from another replica or one clear sentence."""
 
 import asyncio
 import json
@@ -53,21 +49,17 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving(idle_s=None):
-    """A replica at work; with ``idle_s`` it keeps connections, and closes idle ones as a request comes in."""
+def serving():
+    """A replica at work."""
     replica = Replica()
 
     class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1" if idle_s else "HTTP/1.0"
-        replied = None
-
         def reply(self, status, content):
             data = content if isinstance(content, bytes) else json.dumps(content).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
-            self.replied = time.monotonic()
 
         def do_GET(self):
             replica.keys.append(self.headers["Authorization"])
@@ -76,9 +68,6 @@ def serving(idle_s=None):
         def do_POST(self):
             length = int(self.headers["Content-Length"])
             if len(data := self.rfile.read(length)) < length:  # given up by the client before it was sent
-                self.close_connection = True
-                return
-            if idle_s and self.replied and time.monotonic() - self.replied > idle_s:
                 self.close_connection = True
                 return
             body = json.loads(data or b"null")

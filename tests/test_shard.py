@@ -1,7 +1,5 @@
 """Base weights spread over two processes: the update is that of whole ones, and checkpoints go on in either."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -47,9 +45,7 @@ def test_a_model_whose_layers_are_not_known_is_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "shares"), [("float32", False), ("bfloat16", True)])
 def test_losses_and_gradients_are_those_of_whole_weights(folder, shares, precision):  # noqa: F811
-    """On unlike batches, where one process has more passes to make than the other, and checkpoints where it
-    is bfloat16.
-    """
+    """One process has more passes to make than the other; with checkpoints where it is bfloat16."""
     changes = {"precision": precision, "beta": 0.0, "max_tokens": 40, "learning_rate": 1e-2}
     run, lab = prepared(folder, f"updates-{shares}-{precision}", **changes)
     held = Work(lab, run).do("sharded:both", processes=2, shares=shares)["held"]

@@ -1,8 +1,4 @@
-"""Sharing prefixes changes nothing but the time: trees by hand and by law, numbers and gradients against the
-plain way.
-"""
-
-from __future__ import annotations
+"""Sharing prefixes changes nothing but the time: trees by law, numbers and gradients as the plain way."""
 
 import re
 
@@ -56,9 +52,7 @@ def test_trees_hold_every_prefix_once_and_paths_are_the_rows(rows):
 
 @pytest.fixture(scope="module")
 def batch():
-    """Two groups of four: shared first turns, a repeated row, a row that begins another, tool tokens, padding
-    on both sides.
-    """
+    """Two groups of four: shared turns, a repeated row, one that begins another, tool tokens, padding."""
     torch.manual_seed(0)
     draw = lambda n: torch.randint(2, 61, (n,)).tolist()  # noqa: E731
     prompts = [row for row in (draw(12), draw(7)) for _ in range(4)]

@@ -1,7 +1,5 @@
 """Sweeps: what is refused before anything runs, what cells share, and how a sweep goes on after any end."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

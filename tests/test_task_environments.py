@@ -1,7 +1,5 @@
 """The environments of public data sets: search over what a task brings with it, and a calculator alone."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

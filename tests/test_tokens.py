@@ -1,7 +1,5 @@
 """Token records: every way a batch can be wrong is named and a right one passes; log-probabilities."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

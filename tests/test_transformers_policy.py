@@ -1,7 +1,5 @@
 """The transformers policy: slots hold the right keys and values, whoever joins, leaves and comes back."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random
@@ -99,9 +97,7 @@ def test_logits_over_slots_equal_a_plain_forward_whatever_is_copied(make, width)
 
 
 def play(policy, count, seed=0, delay=lambda number, turn: 0.0, at_once=None):
-    """Trajectories of random observations, all at once unless told otherwise: what each sampled, turn by
-    turn.
-    """
+    """Trajectories of random observations, all at once or so many: what each sampled by turn."""
 
     async def one(number, places):
         rng, ids, turns = random.Random(f"{seed}-{number}"), [number % 3 + 10, 20, 30], []

@@ -1,8 +1,4 @@
-"""Unsloth's CPU backend for real, in a process of its own; the errors of ``import_first``. Its GPU classes:
-tests/gpu.
-"""
-
-from __future__ import annotations
+"""Unsloth's CPU backend for real, in a process of its own. Its GPU classes: tests/gpu."""
 
 import importlib.util
 import json

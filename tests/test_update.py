@@ -1,7 +1,5 @@
 """The update: what is computed of a batch, in which passes, and that passes change nothing."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

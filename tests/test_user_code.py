@@ -2,8 +2,6 @@
 alike; what raises is told with its reason.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 

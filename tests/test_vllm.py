@@ -1,8 +1,4 @@
-"""vLLM for real, in this process and as two servers: the same tokens as transformers, and clear ends when
-something dies.
-"""
-
-from __future__ import annotations
+"""vLLM for real, in this process and as servers: transformers' tokens, and clear ends when something dies."""
 
 import asyncio
 import os

@@ -1,8 +1,4 @@
-"""Weights for another engine: adapters folded in or saved apart, and what is written is what is computed. No
-vLLM needed.
-"""
-
-from __future__ import annotations
+"""Weights for another engine: what is written is what is computed. No vLLM needed."""
 
 import copy
 

@@ -1,7 +1,5 @@
 """One request to a hostile server: ended in time, in bounded memory, by a sentence."""
 
-from __future__ import annotations
-
 import gzip
 import socket
 import threading

@@ -6,8 +6,6 @@ either engine.
 Prints one line of JSON about what the engine loaded, how its loss and gradient compare, and what it saved.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

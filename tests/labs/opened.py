@@ -1,7 +1,5 @@
 """The lab files of params/labs, opened for a test, and two steps of GRPO with one."""
 
-from __future__ import annotations
-
 from types import ModuleType
 from typing import Any
 

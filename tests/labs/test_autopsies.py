@@ -1,7 +1,5 @@
 """The notebook of the three autopsies, executed headless on a small budget."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import nbformat

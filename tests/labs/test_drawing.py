@@ -1,7 +1,5 @@
 """Drawing by code: its tasks, what passes and what must not, relabelling, and training until solved."""
 
-from __future__ import annotations
-
 import nbformat
 import papermill
 import pytest

@@ -1,7 +1,5 @@
 """The image agent: six cases, facts that tools must have shown, pictures that are drawn when looked at."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from xml.etree import ElementTree

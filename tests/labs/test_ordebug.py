@@ -1,7 +1,5 @@
 """OR-debug: programs as text, the solver and what contradicts, nine kinds of fault, repairs that are judged anew."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

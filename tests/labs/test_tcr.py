@@ -1,7 +1,5 @@
 """GRPO-TCR: the code interpreter, rows of five sources, their scores as published, and the keys of its recipes."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from dataclasses import replace

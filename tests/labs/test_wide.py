@@ -1,7 +1,5 @@
 """More questions for the families that ship: units, premises, longer chains."""
 
-from __future__ import annotations
-
 import collections
 import random
 
