@@ -20,11 +20,9 @@ from agentkit.runs import (
     write_tasks,
     write_trajectories,
 )
-from agentkit.tools.outages import momentary
 from agentkit.training import controls, jobs
 from agentkit.training.controls import fresh_demonstrations, grpo_tokens, train_control
 from agentkit.training.sft import demonstrations, token_count
-from agentkit.trajectories import results_of
 
 RECIPE = {"sft": False, "sft_transcripts": 1, "sft_batch": 8, "sft_learning_rate": 1e-3, "lora_r": 2,
           "prompts_per_step": 1, "group_size": 4, "micro_batch": 4,
@@ -64,14 +62,6 @@ def test_more_demonstrations_are_drawn_anew_and_of_every_task(suite, tokenizer):
     assert len(first) == 6 and [t.task_id for t in more] == [task.id for task in tasks]
     again = {t.task_id: t.completion_ids for t in more}
     assert any(again[t.task_id] != t.completion_ids for t in first)
-
-
-@pytest.mark.parametrize(("planted", "fails"), [(0.0, False), (0.9, True)])
-def test_demonstrations_are_recorded_where_no_tool_fails(suite, tokenizer, planted, fails):
-    """Unless the recipe says so; what rollouts meet (tool_failures) is another matter."""
-    lab = lab_with(RECIPE | {"tool_failures": 0.9, "sft_tool_failures": planted, "max_turns": 30})
-    shown = demonstrations(lab, suite.split("train")[:8], tokenizer)
-    assert any(momentary(result) for t in shown for result in results_of(t)) == fails
 
 
 def test_sft_with_more_data_imitates_every_task(finished, suite):

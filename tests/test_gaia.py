@@ -159,22 +159,6 @@ def official(tmp_path):
     return tmp_path / "theirs"
 
 
-def test_attachments_of_four_kinds(official, corpus):
-    inside, tasks = GaiaEnvironment(corpus), load(official)
-    shown = {}
-    for task in tasks[:3]:
-        inside.reset(**task.meta)
-        shown[task.id] = inside.read_file(Path(task.meta["file"]).name)
-    assert shown["f0"] == "The town is Wexlow." and shown["f1"].startswith("crop,row")
-    assert shown["f2"] == "# Crops\ncrop\t\t4.5\nturnips in row seven\tyes\t"
-    inside.reset(**tasks[2].meta)
-    assert inside.read_file("f2.xlsx", 500) == "(nothing from character 500 on)"
-    inside.reset(**tasks[3].meta)
-    assert "f3.png" in inside.list_files() and "Attached file: f3.png" in tasks[3].prompt
-    with pytest.raises(ValueError, match="f3.png is a picture or a recording, which no tool here can read"):
-        inside.read_file("f3.png")
-
-
 TINY = {
     "model": "nano",
     "sft": True,

@@ -13,10 +13,8 @@ from agentkit.policies.loading import load_agent
 from agentkit.records import Step, StopReason, Task, Trajectory
 from agentkit.runs import Run, read_jsonl
 from agentkit.tasks import relabel as module
-from agentkit.tasks.expert import solve
 from agentkit.tasks.family import Family
 from agentkit.tasks.relabel import relabel_code
-from agentkit.tools.environments import CodeEnvironment
 from agentkit.training import loop
 from agentkit.training.hindsight import demonstrate, hindsight, lessons
 from agentkit.training.sft import right_ones
@@ -165,16 +163,6 @@ def relabelling(relabel) -> Lab:
     return lab_with(SMALL).extended(families={"A": Family(relabel=relabel)})
 
 
-@pytest.mark.parametrize(
-    ("answer", "printed"),
-    [("def f(x): return (x, 1)", "(3, 1)"), ("def f(x): return {x: 1}", "{3: 1}"), ("def f(x): return x + sum({0})", "3")],
-)  # fmt: skip
-def test_what_a_program_prints_is_what_its_lesson_expects(answer, printed):
-    new = relabel_code(TASK, answered(answer))
-    assert new.meta["answer_if"] == {printed: answer}
-    assert solve(new, CodeEnvironment()).answer == answer and verify(new, answer).value == 1.0
-
-
 def test_two_rounds_train_and_leave_their_adapters(tmp_path):
     model, tokenizer = load_agent("nano")
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -192,13 +180,3 @@ def test_two_rounds_train_and_leave_their_adapters(tmp_path):
     for name, value in merged.state_dict().items():
         assert value.allclose(after[name].to(value.device), atol=1e-5), name
     assert any(not before[name].equal(after[name].cpu()) for name in before)
-
-
-def test_it_stops_when_nothing_can_be_learnt(tmp_path):
-    model, tokenizer = load_agent("nano")
-    tasks = [Task("a", "Say something.", "never said", family="A")]
-    run = Run.create(tmp_path / "run")
-    same, log = hindsight(
-        relabelling(lambda task, trajectory: None), model, tokenizer, tasks, run, 2, samples=3
-    )
-    assert same is model and [row["lessons"] for row in log] == [0]

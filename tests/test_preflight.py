@@ -133,14 +133,6 @@ def test_a_share_of_the_gold_refuses_a_run_and_one_case_does_not(rollouts, refus
     assert gold([], groups_by_task(sampled), {}, {}).light == "amber"
 
 
-def test_what_pays_wrong_rollouts_more_than_gold_is_named(rollouts):
-    tasks, sampled, golden = rollouts
-    wrong = [replace(t, success=0.0, why="other") for t in sampled]
-    reward = RIGHT | {"luck": (lambda task, t: 5.0 * (t.success == 0.0), 1.0)}
-    item = report(RECIPE, wrong, golden, tasks, reward)["Gold trajectories"]
-    assert item.light == "red" and "48 wrong trajectories earn more" in item.advice
-
-
 def test_why_groups_have_no_advantage(rollouts):
     tasks, sampled, golden = rollouts
 

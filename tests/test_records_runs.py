@@ -74,18 +74,6 @@ def test_json_holds_no_nan_and_lone_surrogates_survive(tmp_path):
     assert "Zoë" in runs.write_json(path, {"b": "Zoë"}).read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b'{"a": 1', b"\xff\xfe{}", b"[" * 100_000], ids=["empty", "torn", "bytes", "deep"]
-)
-def test_damaged_json_is_one_sentence(tmp_path, content):
-    path = tmp_path / "a.json"
-    path.write_bytes(content)
-    with pytest.raises(RunError, match="not valid JSON") as error:
-        read_json(path)
-    assert str(path) in one_sentence(error)
-    assert path.read_bytes() == content
-
-
 def test_missing_files_and_folders_are_one_sentence(tmp_path):
     for read in (read_json, read_jsonl, read_tasks, read_trajectories):
         for place in (tmp_path / "gone.jsonl", tmp_path):

@@ -141,18 +141,6 @@ def test_requests_carry_tokens_seed_and_temperature_and_spread_over_the_replicas
                     "stop_token_ids": [5], "return_token_ids": True}  # fmt: skip
 
 
-def test_a_trajectory_stays_where_its_keys_and_values_are(two):
-    with ServerPolicy([replica.url for replica in two], EndsAt()) as policy:
-        play(policy, requests(8))
-        first = [{body["prompt"][2] for body in replica.bodies} for replica in two]
-        for turn in (1, 2, 3):
-            play(policy, requests(8, turn))
-        assert [{body["prompt"][2] for body in replica.bodies} for replica in two] == first
-        for i in range(8):
-            policy.end(i)
-        assert not policy._last
-
-
 def abort(body):
     return 200, choice([1], [-1.0], "abort")
 
@@ -217,15 +205,6 @@ def test_a_reply_that_is_not_whole_is_never_a_sample(two, reply):
     two[0].answer = lambda body: (200, REPLIES[reply])
     with ServerPolicy([two[0].url], EndsAt()) as policy, pytest.raises(EngineError, match="returned .*token"):
         play(policy, requests(1))
-
-
-def test_a_request_that_is_refused_is_not_tried_elsewhere(two):
-    two[0].answer = lambda body: (400, b"the prompt is too long")
-    with ServerPolicy([two[0].url], EndsAt()) as policy:
-        with pytest.raises(EngineError, match="status 400: the prompt is too long"):
-            play(policy, requests(1))
-        two[0].answer = Replica.right
-        assert play(policy, requests(1)), "the replica is still used"
 
 
 def test_servers_are_met_before_anything_is_sampled(two):

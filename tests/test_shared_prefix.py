@@ -140,19 +140,6 @@ def test_each_distinct_token_is_computed_once(batch):
     assert seen[0] < batch[1].sum() / 2
 
 
-def test_a_prepared_model_does_everything_else_as_before(batch):
-    model = qwen3().eval()
-    ids, mask, _ = batch
-    with torch.no_grad():
-        before = model(input_ids=ids, attention_mask=mask).logits
-        said = model.generate(ids[:2], attention_mask=mask[:2], max_new_tokens=6, do_sample=False)
-        assert prepare(model) is None and not model.training
-        assert torch.equal(model(input_ids=ids, attention_mask=mask).logits, before)
-        assert torch.equal(
-            model.generate(ids[:2], attention_mask=mask[:2], max_new_tokens=6, do_sample=False), said
-        )
-
-
 def scaled():
     """A model whose logits are not its output layer's: only a comparison can tell."""
     model = qwen3()

@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import threading
 import time
 from functools import partial
@@ -195,16 +194,6 @@ def test_an_adapter_that_did_not_arrive_is_caught(engine, agent, monkeypatch):
         guard.sync(engine, agent[0], 1.0)
 
 
-def test_a_cancelled_batch_leaves_nothing_behind(engine):
-    async def impatient():
-        await asyncio.wait_for(ask(engine, 64, length=1500, temperature=1.5)(), 0.1)
-
-    with pytest.raises(TimeoutError):
-        asyncio.run(impatient())
-    assert len(asyncio.run(ask(engine, 3)())) == 3
-    assert not engine._running
-
-
 def test_an_engine_that_dies_in_mid_batch_ends_the_rollout_with_one_message(engine, suite, corpus):
     """Last of the tests of an engine: it is gone afterwards."""
     runner, calls = engine._engine.engine_core.engine_core.model_executor, []
@@ -238,29 +227,6 @@ def test_training_on_vllm_writes_what_the_sync_found(suite, tmp_path):
     assert all(row["sync_gap"] < 1e-3 for row in rows[1:]) and len(rows) == 3
     assert trainer.policy._engine is None, "training gives the engine back"
     assert trainer.policy.in_flight == recipe.max_batch
-
-
-GROUP = """
-import sys
-from agentkit.policies import process_group
-from agentkit.policies.loading import load_agent
-from agentkit.policies.vllm import VllmPolicy
-from agentkit.recipe import Recipe
-
-process_group.join(Recipe())
-agent = load_agent("nano")
-for _ in range(2):  # the second stands on what the first has left
-    VllmPolicy(*agent, max_length=512).close()
-    sys.stdout.write(f"{process_group.world()} {len(process_group.gathered([0]))}\\n")  # in one piece
-process_group.leave()
-"""
-
-
-def test_an_engine_that_ends_leaves_the_processes_of_a_job_together(tmp_path):
-    (tmp_path / "group.py").write_text(GROUP)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run([*command, str(tmp_path / "group.py")], capture_output=True, text=True, timeout=400)
-    assert done.stdout.splitlines().count("2 2") == 4, done.stdout + done.stderr[-2000:]
 
 
 # ---- servers
