@@ -4,7 +4,8 @@ Pure functions on records. Leaves out scoring (verifiers, rewards) and statistic
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from agentkit.records import Group, StopReason, Task, ToolResult, Trajectory
 
@@ -56,6 +57,14 @@ def plan_of(task: Task) -> list[dict]:
     plan = task.meta.get("plan")
     steps = plan if isinstance(plan, list) else []
     return [step for step in steps if isinstance(step, dict) and step.get("tool")]
+
+
+def expected_of(step: Mapping[str, Any]) -> str | float | None:
+    """The value that a plan's step is known to give before it is made; None where a pattern or a path finds
+    it, or nothing is expected.
+    """
+    expected = step.get("expect")
+    return None if isinstance(expected, dict) else expected
 
 
 def needs_tools(task: Task) -> bool:

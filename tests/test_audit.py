@@ -120,7 +120,7 @@ def test_a_search_of_ones_own_and_passages_with_titles():
 @pytest.mark.parametrize(
     ("meta", "says"),
     [
-        ({"plan": [{"tool": "t", "arguments": {}, "expect": 3}]}, "meta.plan"),
+        ({"plan": [{"tool": "t", "arguments": {}, "expect": [3]}]}, "meta.plan"),
         ({"required_tools": "calculator"}, "meta.required_tools is 'calculator'"),
         ({"forbidden_tools": [1]}, "meta.forbidden_tools"),
     ],

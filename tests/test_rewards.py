@@ -146,6 +146,7 @@ def test_a_plan_that_does_not_say_what_a_later_step_needs_is_not_compared():
         ([priced, add], False),
         ([priced | {"expect": "3"}, add], True),
         ([add | {"arguments": {"expression": "3 kg + 2 kg"}}], True),
+        ([priced | {"expect": {"path": "price"}}, add], False),
     ):
         task = dataclasses.replace(TASK, meta={"plan": plan})
         assert (calls.gold_calls(task) is not None) is known

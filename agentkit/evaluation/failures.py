@@ -12,7 +12,7 @@ import pandas as pd
 from agentkit.evaluation import Samples, flatten
 from agentkit.evaluation.evidence import answer_if, stands
 from agentkit.records import StopReason, Task, ToolResult, Trajectory
-from agentkit.trajectories import needs_tools, plan_of, results_of
+from agentkit.trajectories import expected_of, needs_tools, plan_of, results_of
 
 FAILURES = {
     "engine failed": "the engine or the environment broke, or the wall clock ran out: not the policy's fault",
@@ -49,7 +49,7 @@ def failure_class(t: Trajectory, task: Task) -> str:
         return "misreported"
     if results and not results[-1].ok:
         return "stopped after a failed call"
-    facts = [str(step["expect"]) for step in plan_of(task) if step.get("expect") is not None]
+    facts = [str(fact) for fact in map(expected_of, plan_of(task)) if fact is not None]
     if not all(any(stands(fact, result.observation) for result in worked) for fact in facts):
         return "fact not found"
     later = {step["tool"] for step in plan_of(task) if step.get("expect") is None}

@@ -14,8 +14,9 @@ from typing import Any
 from agentkit.records import Task, ToolResult
 from agentkit.rollouts.chat import format_call, marks_of, parse_turn, turn_ids
 from agentkit.rollouts.policy import Policy, Request, Sample
-from agentkit.tasks.expert import PlanError, answer_of, fill, shows
+from agentkit.tasks.expert import PlanError, answer_of, fill, shown
 from agentkit.tools.outages import momentary
+from agentkit.trajectories import expected_of
 
 TRIES = 8  # of a call that fails for the moment
 
@@ -101,7 +102,7 @@ def play(
     bug = None  # the nearly right code that this trajectory tests and submits
     if _near_misses(task) and rng.random() < flaws.wrong_operation:
         bug = rng.choice(_near_misses(task))
-    values: list[str] = []
+    values: list[Any] = []
     for number, step in enumerate(plan):
         flaw = _flaw(task, step, number == 0, flaws, rng)
         if flaw == "in_head":
@@ -113,7 +114,7 @@ def play(
         if flaw == "skip_lookup":
             if all(other["tool"] == "search" for other in plan):
                 break
-            values.append(_made_up(str(step.get("expect", "")), rng))
+            values.append(_made_up(str(expected_of(step) or ""), rng))
             continue
         arguments = clean(fill(_played(task, step, flaw, bug, rng), values))
         if rng.random() < flaws.malformed:
@@ -122,10 +123,9 @@ def play(
             result, *_ = yield format_call(step["tool"], arguments, tool_format, tools)
             if not momentary(result):
                 break
-        observed, expected = result.observation.strip(), step.get("expect")
-        read = flaw is None and bug is None and expected is not None
-        read = read and shows(step["tool"], result.observation, expected)  # never what no tool has said
-        values.append(str(expected) if read else observed)
+        expected = step.get("expect") if flaw is None and bug is None else None
+        read = shown(result.observation, expected)  # never what no tool has said
+        values.append(result.observation.strip() if read is None else read)
         if not result.ok:
             break
     yield _answer(clean(_missed(task, rng) if short else _concluded(task, values, bug)))
@@ -156,7 +156,8 @@ def _plan(task: Task, tool_format: str, tools: Tools) -> list[dict]:
             raise PlanError(
                 f"{task.prompt!r}: step {number + 1} of the plan cannot be played: {step!r:.200} "
                 f"({type(error).__name__}: {error}). A step is {{'tool': name, 'arguments': {{..}}}}, with "
-                "'expect' (a text) and 'wrong' (a list of arguments) if wanted; {0} is the first step's value"
+                "'expect' (a value, {'pattern': ..} or {'path': ..}) and 'wrong' (a list of arguments) if "
+                "wanted; {0} is the first step's value"
             ) from None
     return list(plan)
 

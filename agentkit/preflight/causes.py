@@ -13,7 +13,7 @@ from agentkit.records import Task, ToolResult, Trajectory
 from agentkit.rollouts.chat import CUT
 from agentkit.runs import Recipe
 from agentkit.tasks.audit import Environments, audit
-from agentkit.tasks.expert import shows
+from agentkit.tasks.expert import shown
 from agentkit.trajectories import LIMITS, call_key, met_limit, needs_tools, plan_of, results_of
 from agentkit.verifiers import normalize
 
@@ -55,7 +55,7 @@ def tools_as_planned(golden: Sequence[Trajectory], tasks: Mapping[str, Task]) ->
         for step, result in zip(plan_of(tasks[t.task_id]), _lasting(t), strict=False):
             total += 1
             expected = step.get("expect")
-            if not result.ok or not (expected is None or shows(result.name, result.observation, expected)):
+            if not result.ok or (expected is not None and shown(result.observation, expected) is None):
                 astray.append((t, result, expected))
                 break  # what comes after rests on it
     finding = f"{total - len(astray)} of {total} calls of the expert show what the plan expects."

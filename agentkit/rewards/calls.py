@@ -4,14 +4,15 @@ The needed calls are the task's plan (gold data that no policy sees), with earli
 out tasks without a plan: these components do not apply to them.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import wraps
 
 from agentkit.records import StopReason, Task, ToolCall, ToolResult, Trajectory
-from agentkit.tasks.expert import fill, shows
+from agentkit.tasks.expert import fill, shown
 from agentkit.tools import calculate
-from agentkit.trajectories import failure_of, results_of
+from agentkit.trajectories import expected_of, failure_of, results_of
 
 COMPLIANCE_PENALTY = -10.0
 
@@ -28,14 +29,14 @@ def gold_calls(task: Task) -> list[ToolCall] | None:
     if task.meta.get("plan") is None:
         return None
     calls: list[ToolCall] = []
-    values: list[str | None] = []
+    values: list[str | float | None] = []
     for step in task.meta["plan"]:
         try:
             call = ToolCall(step["tool"], fill(step["arguments"], values))
         except KeyError:
             return None
         calls.append(call)
-        value = step.get("expect")
+        value = expected_of(step)
         values.append(_computed(call) if value is None else value)
     return calls
 
@@ -67,13 +68,13 @@ def against_plan(
 def subgoals(task: Task, trajectory: Trajectory) -> list[int] | None:
     """How many steps of the plan each turn reached first, one number a turn; None for a task without a plan.
 
-    A step is reached by a call of its tool whose observation shows the expected value; one that expects
-    nothing (a calculation, whose value follows) by the filled-in call itself.
+    A step is reached by a call of its tool whose observation shows the expected value, if the call does not
+    name it itself; one whose value is not known beforehand (a calculation's follows) by the filled-in call.
     """
     gold = gold_calls(task)
     if gold is None:
         return None
-    left = [(call, step.get("expect")) for call, step in zip(gold, task.meta["plan"], strict=True)]
+    left = [(call, expected_of(step)) for call, step in zip(gold, task.meta["plan"], strict=True)]
     reached = []
     for turn in trajectory.turns:
         before = len(left)
@@ -84,12 +85,15 @@ def subgoals(task: Task, trajectory: Trajectory) -> list[int] | None:
     return reached
 
 
-def _reaches(result: ToolResult, call: ToolCall, expected: str | None) -> bool:
+def _reaches(result: ToolResult, call: ToolCall, expected: str | float | None) -> bool:
     if result.name != call.name:
         return False
-    if expected is not None:
-        return shows(call.name, result.observation, expected)
-    if result.arguments == call.arguments:
+    is_planned = result.arguments == call.arguments
+    if expected is not None and shown(result.observation, expected) is None:
+        return False
+    if expected is not None:  # a tool may repeat what it was asked
+        return is_planned or shown(json.dumps(result.arguments, default=str), expected) is None
+    if is_planned:
         return True
     return call.name == "calculator" and result.observation.strip() == _computed(call)
 

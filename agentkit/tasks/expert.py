@@ -5,13 +5,14 @@ The plan is gold data; no policy ever sees it. Leaves out the expert that errs o
 (policies/scripted.py).
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from agentkit.records import StopReason, SuiteError, Task, ToolCall, Trajectory, Turn
-from agentkit.runs import with_progress
+from agentkit.runs import parse_json, with_progress
 from agentkit.tools.runtime import example, reset, run_blocking, run_call
 from agentkit.trajectories import verifier_kind
 from agentkit.verifiers import verify
@@ -40,7 +41,7 @@ async def _solve(task: Task, environment: object) -> Trajectory:
             "lead to the answer, [] where it takes none"
         )
     await reset(environment, task, PATIENCE_S)
-    values: list[str] = []
+    values: list[Any] = []
     turns: list[Turn] = []
     for step in plan:
         arguments, expected = fill(step["arguments"], values), step.get("expect")
@@ -48,13 +49,14 @@ async def _solve(task: Task, environment: object) -> Trajectory:
         called = f"{task.prompt!r}: {step['tool']}({arguments})"
         if not result.ok:
             raise PlanError(f"{called} failed: {result.observation.removeprefix('Error: ')}")
-        if expected is not None and not shows(step["tool"], result.observation, expected):
+        value = result.observation if expected is None else shown(result.observation, expected)
+        if value is None:
             raise PlanError(
-                f"{called} does not find {expected!r} in {result.observation!r:.160}: what a step expects is "
-                f"the whole reply, or ends it (of a tool named search, its first line) as in '... is "
-                f"{expected}.', maybe with a unit"
+                f"{called} does not find {expected!r} in {result.observation!r:.160}: a value must stand "
+                "alone there, in no longer word or number (of numbered passages, in the first); where it "
+                'varies, expect {"pattern": ...} or {"path": "rooms[0].price"}, a place in JSON'
             )
-        values.append(result.observation if expected is None else expected)
+        values.append(value)
         turns.append(Turn("", (0, 0), (result,)))
     answer = answer_of(task, values[-1]) if values else task.answer
     return replace(unsolved(task), turns=(*turns, Turn(answer, (0, 0))), answer=answer)
@@ -77,14 +79,15 @@ def unsolved(task: Task) -> Trajectory:
     )
 
 
-def fill(arguments: dict[str, Any], values: Sequence[str | None]) -> dict[str, Any]:
+def fill(arguments: dict[str, Any], values: Sequence[Any]) -> dict[str, Any]:
     """Arguments with {0}, {1} ... in their texts, also within lists and objects, replaced by earlier values.
 
-    Other braces stay, as those of r"[0-9]{3}" where there are fewer values. Raises KeyError where the value
-    of an earlier step is None, not known.
+    A text that is nothing but {0} becomes the value as it is, such as a number of JSON. Other braces stay, as
+    those of r"[0-9]{3}" where there are fewer values. Raises KeyError where the value of an earlier step is
+    None, not known.
     """
 
-    def earlier(found: re.Match[str]) -> str:
+    def earlier(found: re.Match[str]) -> Any:
         number = int(found[1])
         if number < len(values) and values[number] is None:
             raise KeyError(number)
@@ -92,8 +95,10 @@ def fill(arguments: dict[str, Any], values: Sequence[str | None]) -> dict[str, A
 
     def filled(value: Any) -> Any:
         match value:
+            case str() if whole := re.fullmatch(r"\{(\d+)\}", value):
+                return earlier(whole)
             case str():
-                return re.sub(r"\{(\d+)\}", earlier, value)
+                return re.sub(r"\{(\d+)\}", lambda found: as_text(earlier(found)), value)
             case list():
                 return [filled(each) for each in value]
             case dict():
@@ -103,20 +108,77 @@ def fill(arguments: dict[str, Any], values: Sequence[str | None]) -> dict[str, A
     return {name: filled(value) for name, value in arguments.items()}
 
 
-def shows(tool: str, observation: str, value: str) -> bool:
-    """Whether an observation gives the expected value.
+# ---- what a step finds
+def shown(observation: str, expected: Any) -> Any:
+    """What a step finds in an observation, by what it expects; None where it is not there.
 
-    It is all that a tool returns, or ends its sentence ("... is 65 euros."); that of a search is its first
-    passage, since a reader takes what comes first. Elsewhere in a reply it counts for nothing: a tool that
-    repeats what it was asked, or lists all it has, would show any value.
+    A text or a number is found where it stands alone. ``{"pattern": "price: (.+)"}`` gives the first group of
+    its first match, or all of that, and ``{"path": "rooms[0].price"}`` the value there in JSON. Of numbered
+    passages only the first counts, since a reader takes what comes first.
+
+    A value stands alone where neither of its ends is part of a longer word or number: two characters belong
+    together that are digits, underscores or letters with a capital; and two digits with one of ``.,:/-``
+    between them, or a digit and the sign before it. Letters without capitals (中, か, ไ, ع) do not bind: they
+    stand next to each other, and to what a sentence adds to a word.
     """
-    said = observation.split("\n")[0] if tool == "search" else observation.strip()
-    stated = rf" is {re.escape(value)}(?: [a-z ]{{1,80}})?\.$"
-    return observation.strip() == value or bool(re.search(stated, said))
+    text = observation.partition("\n[2] ")[0]
+    match expected:
+        case None:
+            return None
+        case {"path": str(path)}:
+            return _at(path, _json(observation))
+        case {"pattern": str(pattern)}:
+            try:
+                found = re.search(pattern, text)
+            except re.error as error:
+                raise PlanError(f"the pattern {pattern!r:.80} of a plan is none: {error}") from None
+            return found and found[min(1, len(found.groups()))]
+    value = as_text(expected)
+    if "\\" in text and (held := _json(text)) is not None:  # escapes hide letters
+        text = as_text(held)
+    return expected if text.strip() == value or (value and _stands_alone(value, text)) else None
 
 
-def answer_of(task: Task, last: str) -> str:
-    return task.meta.get("answer_if", {}).get(last, last)
+def _stands_alone(value: str, text: str) -> bool:
+    for found in re.finditer(re.escape(value), text):
+        start, end = found.span()
+        before, after = text[max(0, start - 2) : start][::-1], text[end : end + 2]
+        is_signed = value[0].isdigit() and before[:1] in ("-", "\N{MINUS SIGN}")
+        if not (is_signed or _joined(value[0], before) or _joined(value[-1], after)):
+            return True
+    return False
+
+
+def _joined(end: str, beyond: str) -> bool:
+    """Whether a value's end and the two characters beyond it, from there outwards, are one word or number."""
+    if all(c.isdigit() or c == "_" or c.lower() != c.upper() for c in (end, beyond[:1] or " ")):
+        return True
+    return end.isdigit() and beyond[:1] in ".,:/-" and beyond[1:].isdigit()
+
+
+def _json(text: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError:
+        return None
+
+
+def _at(path: str, value: Any) -> Any:
+    for key in re.findall(r"[^.\[\]]+", path.removeprefix("$")):
+        try:
+            value = value[int(key)] if isinstance(value, list) else value[key]
+        except (LookupError, TypeError, ValueError):
+            return None
+    return value
+
+
+def as_text(value: Any) -> str:
+    """A value as a text: as JSON, where it is none."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def answer_of(task: Task, last: Any) -> str:
+    return task.meta.get("answer_if", {}).get(as_text(last), as_text(last))
 
 
 def wrong_plans(tasks: Iterable[Task], environments: Mapping[str, Callable[[], object]]) -> list[dict]:

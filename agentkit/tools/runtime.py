@@ -254,7 +254,12 @@ def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def _as_text(value: Any) -> str:
-    """What a tool returned, as plain text: a subclass of str may have methods of its own."""
+    """What a tool returned, as plain text: a subclass of str may have methods of its own. Objects and lists
+    are JSON, where they can be.
+    """
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
+        if isinstance(value, dict | list):
+            return json.dumps(value, ensure_ascii=False)
     return str.__str__(value if isinstance(value, str) else str(value))
 
 
