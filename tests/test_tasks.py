@@ -364,6 +364,7 @@ def test_arguments_are_filled_by_earlier_values():
         ("[1] The area of X is 20 square km.", "20", "20"),
         ("[1] The area of X is 1.20 square km.", "20", None),
         ("[1] Nothing.\n[2] The capital of X is Paris.", "Paris", None),  # a reader takes what comes first
+        ("[1] The only neighbour of A is B.", "A", None),
         ("65\n", "65", "65"),
         ("aurora,80,birch,65 on 2026-11-05", "80", "80"),
         ("on 2026-11-05, at 10:30, -7 degrees, room_9", "11", None),

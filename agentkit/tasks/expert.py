@@ -17,6 +17,7 @@ from agentkit.tools.runtime import example, reset, run_blocking, run_call
 from agentkit.trajectories import verifier_kind
 from agentkit.verifiers import verify
 
+_SUBJECT = re.compile(r"\A\[1\] The .+? is (?=.+\.\Z)")  # of a passage of the shipped corpus
 PATIENCE_S = 120.0  # for a tool or a reset: what rollouts wait for is the recipe's
 
 
@@ -114,14 +115,15 @@ def shown(observation: str, expected: Any) -> Any:
 
     A text or a number is found where it stands alone. ``{"pattern": "price: (.+)"}`` gives the first group of
     its first match, or all of that, and ``{"path": "rooms[0].price"}`` the value there in JSON. Of numbered
-    passages only the first counts, since a reader takes what comes first.
+    passages only the first counts, since a reader takes what comes first; of "The capital of X is Y.", as the
+    shipped corpus has them, only what follows "is".
 
     A value stands alone where neither of its ends is part of a longer word or number: two characters belong
     together that are digits, underscores or letters with a capital; and two digits with one of ``.,:/-``
     between them, or a digit and the sign before it. Letters without capitals (中, か, ไ, ع) do not bind: they
     stand next to each other, and to what a sentence adds to a word.
     """
-    text = observation.partition("\n[2] ")[0]
+    text = _SUBJECT.sub("", observation.partition("\n[2] ")[0])
     match expected:
         case None:
             return None
