@@ -63,7 +63,6 @@ def codes(corpus):
     return Suite.build({"families": "C", "n_tasks": 60, "seed": 2}, corpus=corpus)
 
 
-# ---- specifications
 def test_every_specification_gives_what_its_words_say():
     blocks = {b.name: b for b in BLOCKS}
     assert {name for name, *_ in BLOCK_LITERALS} == set(blocks) and len(blocks) == len(BLOCKS)

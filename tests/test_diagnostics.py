@@ -206,9 +206,6 @@ def test_an_auditor_that_fails_cannot_tell(monkeypatch):
     assert audit_metrics([(rollout("a", 0, 0.0), Score(1.0))])["audit_success"] == 0.0
 
 
-# ---- how often the alarms are right
-
-
 @pytest.mark.slow
 def test_alarms_are_right_on_simulated_runs_held_back():
     counts = measured(2, 4)
@@ -218,7 +215,6 @@ def test_alarms_are_right_on_simulated_runs_held_back():
     )
 
 
-# ---- one sentence for each question
 def test_the_answers_are_computed_from_the_run():
     rows = [{"step": 0, "val_success": 0.3, "val_ci_low": 0.2, "val_ci_high": 0.4}]
     rows += [{"step": i, "audit_disagreement": 0.05 * i} for i in range(1, 11)]
@@ -234,9 +230,6 @@ def test_the_answers_are_computed_from_the_run():
     assert "refuses 40% of the answers" in sentences["Is it hacking the reward?"]
     assert sentences["Is it stable?"] == "No: kl spike at step 10."
     assert alarm.advice in sentences["What to change?"]
-
-
-# ---- the command
 
 
 def test_a_watch_goes_on_from_what_is_stored_and_drops_alarms_of_steps_that_were_cut(tmp_path):

@@ -107,7 +107,6 @@ def run(name, arguments=None, environment=None, **options):
     return asyncio.run(run_call(ToolCall(name, arguments or {}), environment or Workshop(), **options))
 
 
-# ---- what is a tool
 def test_public_methods_are_tools_and_properties_are_not_touched():
     names = set(tools_of(Workshop()))
     assert {"add", "later", "still", "hang"} <= names

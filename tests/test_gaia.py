@@ -31,7 +31,6 @@ def test_the_official_rules(gold, answer, right):
 
 
 # ---- loading
-# ---------------------------------------------------------------------------------------------------------
 ROWS = [
     {"task_id": "g1", "Question": "How many rows are in the file?", "Level": 1, "Final answer": "2", "file_name": "g1.csv"},
     {"task_id": "g2", "Question": "Which city?", "Level": "2", "Final answer": "Paris", "Annotator Metadata": {"a": 1}},
@@ -102,8 +101,6 @@ def test_other_faults_are_one_sentence(tmp_path, monkeypatch):
         load(tmp_path)
 
 
-# ---- running
-# ---------------------------------------------------------------------------------------------------------
 def test_attachments_reach_their_own_trajectory_only(folder, corpus):
     attached, without, _ = load(folder)
     first, second = GaiaEnvironment(corpus), GaiaEnvironment(corpus)
@@ -124,7 +121,6 @@ def test_attachments_reach_their_own_trajectory_only(folder, corpus):
 
 
 # ---- a run's agents on it
-# ---------------------------------------------------------------------------------------------------------
 SECRETS = (
     "zebra crossings of Quantmoor",
     "Wexlow",

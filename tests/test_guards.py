@@ -18,7 +18,6 @@ from agentkit.training.saves import ADAPTER
 from agentkit.training.selection import spread_over
 
 
-# ---- decisions
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_spoils_a_step_and_three_in_a_row_the_training(value):
     guards = Guards()

@@ -263,7 +263,6 @@ def test_a_hub_that_refuses_says_what_to_do(monkeypatch):
         hub.load("gsm8k")
 
 
-# ---- the audit of a saved suite
 def test_the_audit_of_a_saved_suite(tmp_path, capsys):
     out = tmp_path / "tasks.jsonl"
     Suite(hub.load("gsm8k", write(tmp_path / "rows.jsonl", GSM8K))[0]).save(out)

@@ -215,7 +215,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_sampled(tokenizer, suit
         found.require()
 
 
-# ---- what a task check must not call a fault
 def test_the_same_question_in_another_world_is_another_task():
     text = "Find the exit of the maze you are in."
     rooms = [Task(str(i), text, "done", meta={"seed": i}) for i in range(20)]

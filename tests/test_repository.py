@@ -42,7 +42,6 @@ TORCH_ALLOWED = ("policies", "rollouts.tokens", "training")
 
 
 # ---- imports
-# ---------------------------------------------------------------------------------------------------------
 def module_name(path: Path, root: Path) -> str:
     parts = path.relative_to(root).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -152,7 +151,6 @@ print(sorted({"torch", "transformers", "trl", "peft", "vllm", "ray", "datasets",
 
 
 # ---- notebooks
-# -------------------------------------------------------------------------------------------------------
 def source_of(cell: dict) -> str:
     return cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
 
@@ -229,7 +227,6 @@ def test_notebooks_are_as_style_asks():
 
 
 # ---- recipes
-# ---------------------------------------------------------------------------------------------------------
 def test_every_recipe_is_sound():
     for recipe in RECIPES:
         assert set(read_recipe(recipe)) <= set(Recipe.keys())
@@ -259,7 +256,6 @@ def test_no_other_cell_assigns_a_recipe_key():
 
 
 # ---- files
-# -----------------------------------------------------------------------------------------------------------
 HOME_PATH = re.compile(r"(?<![\w.])(?:/(?:home|Users|root)/[\w.-]+|[A-Z]:\\Users\\\w+)")
 
 

@@ -375,7 +375,6 @@ def test_a_disk_without_room_is_one_sentence_and_the_last_checkpoint_stays(stopp
     assert newest(path)[0] == "checkpoint-6"
 
 
-# ---- files
 def test_a_checkpoint_is_whole_private_and_two_are_kept(tmp_path):
     for step in (1, 2, 10):
         new = checkpoint_folders.begin(tmp_path, step)

@@ -183,7 +183,6 @@ def test_the_seeds_wrong_answers_score_minus_one_point_one_when_its_reward_never
     assert rewards.score(TASK, fires, rewards.tcr()).reward == pytest.approx(-0.9)
 
 
-# ---- length
 def test_overlong_at_100_tokens_with_a_buffer_of_40():
     for tokens, dapo, coded in ((60, 0, 0), (70, -0.25, -0.25), (100, -1, -1), (140, -1, -2)):
         tried = trajectory([], tokens=tokens)
@@ -194,7 +193,6 @@ def test_overlong_at_100_tokens_with_a_buffer_of_40():
             rewards.dapo_overlong(100, buffer)
 
 
-# ---- process
 def test_subgoals_are_read_from_observations():
     failed = dataclasses.replace(FIRST, ok=False)
     other = dataclasses.replace(FIRST, observation="The area of A is 31.")
@@ -255,7 +253,6 @@ def test_in_a_group_all_rewards_are_made_of_the_same_components():
     )
 
 
-# ---- the judge
 def test_a_judges_verdict_is_a_component_and_its_silence_is_not_zero(tmp_path, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     server = judging.Server()

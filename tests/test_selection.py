@@ -35,7 +35,6 @@ def group(*rewards, task="t") -> Group:
     return Group(task, tuple(trajectory(r, task=task, sample=i) for i, r in enumerate(rewards)))
 
 
-# ---- groups
 @pytest.mark.parametrize(
     ("rewards", "dead"),
     [((1.0, 0.0), False), ((1.0, 1.0), True), ((None, 1.0), True), ((), True), ((1.0, None, 0.5), False)],

@@ -276,9 +276,6 @@ def test_the_key_comes_from_the_environment_and_a_refused_one_is_told_without_sh
     assert "secret" not in str(error.value) and two[0].keys[0] == "Bearer secret-1234"
 
 
-# ---- starting servers
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed here")
 def test_a_server_puts_no_model_on_a_card_before_vllm_does(tmp_path, monkeypatch):

@@ -183,9 +183,6 @@ def test_other_ways_to_the_facts_and_other_words_are_right(lab, cases, tokenizer
     assert failed.success == 0.0 and failed.reward < t.reward
 
 
-# ---- hostile rows and arguments
-
-
 class TestPictureEnvironment(EnvironmentConformance):
     factory = image.PictureEnvironment
     calls = [

@@ -305,7 +305,6 @@ def test_preflight_names_the_fault_of_the_published_reward(name, suite, tokenize
     assert {t.components["faithfulness"] for t in rollouts} == {-20.0}
 
 
-# ---- training
 @pytest.mark.slow
 def test_two_steps_of_grpo(lab, suite, tmp_path):
     take_two_steps(lab, suite, Run.create(tmp_path / "run"))

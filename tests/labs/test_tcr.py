@@ -40,7 +40,6 @@ def drafted():
     return lab, lab.suite()
 
 
-# ---- the tool
 class TestInterpreter(EnvironmentConformance):
     factory = InterpreterEnvironment
     calls = [ToolCall("code_interpreter", {"code": "6 * 7"}), ToolCall("code_interpreter", {"code": "x = 1"})]
