@@ -53,7 +53,6 @@ def test_values_are_read_as_people_write_them():
     ("values", "says"),
     [
         ({"sede": 1}, "unknown recipe key 'sede': did you mean 'seed'?"),
-        ({3: 1}, "unknown recipe key 3"),
         ({"seed": 3.5}, "seed is 3.5; it should be a whole number"),
         ({"group_size": 1}, "group_size is 1; it should be greater than or equal to 2 (trajectories in a group, G)"),
         ({"temperature": float("nan")}, "temperature is nan; it should be a finite number"),
@@ -62,7 +61,6 @@ def test_values_are_read_as_people_write_them():
         ({"flaws": {"in_haed": 0.3}}, "flaws.in_haed is 'in_haed'; it should be 'skip_lookup'"),
         ({"base": "nano.yaml"}, "base: nano.yaml is for a recipe's file"),
         ({"micro_batch": 5}, "micro_batch 5 must divide prompts_per_step * group_size = 64"),
-        ({"processes": 3}, "processes 3 must divide prompts_per_step 8"),
         ({"engine": "server"}, "engine server and server_urls belong together"),
         ({"engine": "server", "server_urls": "http://me:secret@a:1"}, "'http://...@a:1'; use http://HOST:PORT"),
         ({"shard": True}, "shard does not go with engine: transformers"),
@@ -80,20 +78,17 @@ def test_a_mistake_is_one_sentence_that_names_the_way_out(values, says):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("seed: 3.5", "seed is 3.5; it should be a whole number"),
         ("seed: 010", "seed is '010'; it should be a whole number"),
         ("steps: 1:30", "steps is '1:30'; it should be a whole number"),
         ("seed: [1, 2]", "a list is a grid, for agentkit sweep"),
         ("seed: 1\nbeta: 0\nseed: 2", "'seed' is set twice; keep one of the two"),
         ("- seed", "is no mapping of keys to values"),
         ("a: [", "it is not valid YAML: while parsing a flow node"),
-        ("seed: !!int ''", "it is not valid YAML"),
         (
             "base: none.yaml",
             "none.yaml cannot be read (No such file or directory): recipes and prices lie in",
         ),
         ("base: nano.yaml\nsede: 1", "did you mean 'seed'?"),
-        ("base: [a]", "base is ['a']; name one other recipe"),
         ("base: r.yaml", "base leads in a circle: r.yaml -> r.yaml"),
     ],
 )
