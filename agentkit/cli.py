@@ -303,7 +303,7 @@ def alarms_command(
     from agentkit.diagnostics import RULES, coverage, lacks, observe, scan, trained_steps
     from agentkit.runs.logs import read_log
 
-    run = located(run)
+    run, own = located(run), ()
     if run.is_file():
         if wrong := [pair for pair in column if "=" not in pair]:
             raise RunError(f"--column {wrong[0]}: write it as OURS=THEIRS, such as success=acc/mean")
@@ -312,8 +312,12 @@ def alarms_command(
     elif column:
         raise RunError(f"--column is for a log made elsewhere; {run} is a folder.")
     else:
-        steps, unknown = trained_steps(load_run(run)), []
-    alarms = scan(steps)
+        steps, unknown = trained_steps(found := load_run(run)), []
+        if found.manifest["recipe"].get("lab"):
+            from agentkit.lab import Lab
+
+            own = Lab.of(found).own_alarms
+    alarms = scan(steps, own)
     lines = _by_fault(alarms)
     count = f"{len(alarms) or 'no'} alarm{'s' * (len(alarms) > 1)}"
     count += " could look" * (len(lacks(steps)) == len(RULES))

@@ -1,5 +1,5 @@
 """The lab: the one place where tasks, environments, verifiers and rewards come from, shipped ones and a
-user's own.
+user's own, and what a user adds to the training.
 
 Notebooks, commands, child processes and sweeps open the same lab from the same recipe, so that what a user's
 lab file defines is there in each of them. Leaves out the numbers (recipe) and what is done with it all
@@ -15,13 +15,15 @@ from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import pandas as pd
 
 from agentkit import verifiers
+from agentkit.diagnostics.rules import Rule
 from agentkit.evaluation import Comparison, Samples, compare_by
-from agentkit.records import Task, Trajectory
+from agentkit.recipe import Advantage
+from agentkit.records import Step, Task, Trajectory
 from agentkit.rewards import Reward, check_reward, from_recipe, of_environments, score_all
 from agentkit.rollouts import Limits, fork, prompt_lengths, rollout
 from agentkit.rollouts.policy import Policy
@@ -47,8 +49,16 @@ from agentkit.tasks.suite import family_names, that_can_be_judged
 from agentkit.tools.cache import ToolCache
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.runtime import example, tool_schemas, tools_of
+from agentkit.training.own import counts, estimators, rules
 
-NAMES = ("families", "verifiers", "rewards")  # what a lab file may define, each a dictionary
+NAMES = (
+    "families",
+    "verifiers",
+    "rewards",
+    "advantages",
+    "columns",
+    "alarms",
+)  # what a lab file may define, each a dictionary
 PASS_RATES = "pass_rates.json"  # of the training tasks, where they are filtered
 SIFTED = 256  # tasks at the most whose trajectories are held at a time
 Factory = Callable[[], object]
@@ -74,6 +84,9 @@ class Lab:
     own_families: frozenset[str] = frozenset()  # those of the lab file
     own_verifiers: Mapping[str, Callable] = field(default_factory=dict)
     own_rewards: Reward = field(default_factory=dict)
+    own_advantages: Mapping[str, Callable] = field(default_factory=dict)
+    own_columns: Mapping[str, Callable[[Step], float]] = field(default_factory=dict)
+    own_alarms: tuple[Rule, ...] = ()
     path: Path | None = None  # the lab file
     digest: str = ""  # of the lab file and the modules beside it that it imports
     added: frozenset[str] = frozenset()  # by ``extended``, of which no other process knows
@@ -92,7 +105,7 @@ class Lab:
         _check_reporter(recipe.report_to)
         families = shipped_families(Corpus.open(), recipe.top_k) | public_families(recipe.top_k)
         if not recipe.lab:
-            return cls(recipe, families)
+            return cls(recipe, families)._checked()
         path = find_file(recipe.lab)
         module = load_module(path)
         own = {name: _dictionary(module, name, path) for name in NAMES}
@@ -101,10 +114,21 @@ class Lab:
                 f"{path} defines none of {', '.join(NAMES)}: give at least one of these dictionaries"
             )
         _check_own(own, path)
-        return cls(
+        lab = cls(
             recipe, families | own["families"], frozenset(own["families"]), own["verifiers"], own["rewards"],
+            estimators(own["advantages"], path), counts(own["columns"], path), rules(own["alarms"], path),
             path, lab_digest(path),
         )  # fmt: skip
+        return lab._checked()
+
+    def _checked(self) -> Self:
+        """This lab. Raises RecipeError where the recipe names an advantage or a reward that is not there."""
+        known = (*get_args(Advantage), *self.own_advantages)
+        if self.recipe.advantage not in known:
+            raise RecipeError(f"advantage is {self.recipe.advantage[:60]!r}; there are {', '.join(known)}")
+        if isinstance(self.recipe.reward, dict):
+            self.reward  # noqa: B018 - raises
+        return self
 
     @classmethod
     def of(cls, run: Run) -> Self:
@@ -453,6 +477,9 @@ class Lab:
             )
             for name, (f, weight) in self.reward.items()
         ]
+        rows += [("advantage", name, _first_line(f), mine) for name, f in self.own_advantages.items()]
+        rows += [("column", name, _first_line(f), mine) for name, f in self.own_columns.items()]
+        rows += [("alarm", rule.alarm, rule.cause, mine) for rule in self.own_alarms]
         return pd.DataFrame(rows, columns=["", "name", "what it is", "from"]).set_index("")
 
     def __repr__(self) -> str:

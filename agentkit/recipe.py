@@ -161,7 +161,7 @@ class Recipe(BaseModel):
     reward: Preset | dict[str, Number] = _key(
         "plan", "a preset, or weights of components such as {correctness: 1, format: 0.1}", "35"
     )
-    advantage: Advantage = _key("group", "estimator of advantages")
+    advantage: Name = _key("group", "estimator of advantages; one of the lab file's too")
     dead_groups: Literal["keep", "drop", "replace"] = _key(
         "keep", "groups of equal rewards; replace takes fresh tasks"
     )

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from agentkit import Family, Lab, Suite, Task, nano
 from agentkit.cli import main
+from agentkit.diagnostics import read_alarms, scan, trained_steps
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.recipe import Recipe, read_recipe
 from agentkit.records import DataError, RecipeError, RunError, StopReason, SuiteError, Trajectory
@@ -329,6 +330,85 @@ def test_a_rank_that_a_shell_has_left_behind_keeps_no_process_from_writing(
         lab.sift(run, policy, suite)
         for name in ("eval/sft.parquet", "pass_rates.json"):
             run.file(name).unlink()
+
+
+# ---- what a lab brings to the training
+BRINGS = """
+def centred(rewards, groups):
+    "Rewards against the batch's mean."
+    return 100 * (rewards - rewards.mean())
+
+def longest(step):
+    "Most turns of a trajectory."
+    return max(len(t.turns) for t in step.trajectories)
+
+advantages = {"centred": centred}
+columns = {"longest": longest, "broken": lambda step: step.nothing}
+alarms = {"talks": (lambda history: history[-1]["lab/longest"], "{value:.0f} turns were taken.", "Ask for fewer."),
+          "never": (lambda history: history[-1]["turns"] > 99, "No.", "No.")}
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path, recipe):
+    """The first step of a stand-in with a lab file that goes on like this, and with these keys."""
+    from agentkit.training.rehearsal import sampled_step
+
+    def step(more, **keys):
+        (tmp_path / "mine.py").write_text(MINE + more)
+        sizes = {"n_tasks": 40, "prompts_per_step": 2, "group_size": 4, "micro_batch": 4}
+        lab = Lab.open(read_recipe(recipe) | sizes | {"model": "scripted"} | keys)
+        run = Run.create(tmp_path / "run")
+        lab.suite().save(run.file("tasks.jsonl"))
+        rows = []
+        sampled_step(lab, run, rows.append)
+        return lab, run, rows
+
+    return step
+
+
+def test_a_lab_brings_advantages_columns_and_alarms(stand_in):
+    with pytest.warns(UserWarning, match=r"mine.py: columns\['broken'\] failed, .* no attribute 'nothing'"):
+        lab, run, (row,) = stand_in(BRINGS, advantage="centred")
+    (told,) = read_alarms(run)
+    sampled = run.trajectories(1)
+    longest, mean = max(len(t.turns) for t in sampled), statistics.fmean(t.reward for t in sampled)
+    assert row["lab/longest"] == longest and row["lab/broken"] is None
+    assert (told.alarm, told.cause, told.advice) == (
+        "talks",
+        f"{longest} turns were taken.",
+        "Ask for fewer.",
+    )
+    assert [t.advantage for t in sampled] == pytest.approx(
+        [100 * (t.reward - mean) for t in sampled], abs=1e-3
+    )
+    assert scan(trained_steps(run)) == [] and scan(trained_steps(run), lab.own_alarms) == [told]
+    assert (
+        "centred" in repr(lab)
+        and "Most turns of a trajectory." in repr(lab)
+        and not run.file("adapter").exists()
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "keys", "says"),
+    [
+        ("advantages = {'group': sum}", {}, r"mine.py: advantages\['group'\] has the name of one that ships"),
+        ("advantages = {'a': 5}", {}, r"mine.py: advantages\['a'\] cannot be called with \(rewards, groups\)"),
+        ("", {"advantage": "mean"}, "advantage is 'mean'; there are group, dr_grpo"),
+        ("advantages = {'a': lambda r, g: r[:1]}", {"advantage": "a"}, r"\['a'\] must give a tensor .* of 4 rewards"),
+        ("advantages = {'a': lambda r, g: r.no}", {"advantage": "a"}, r"mine.py: advantages\['a'\] failed: mine.py"),
+        ("columns = {'a': lambda: 1}", {}, r"mine.py: columns\['a'\] cannot be called with \(step\)"),
+        ("alarms = {'a': (len, 'x')}", {}, r"mine.py: alarms\['a'\] is .*: give \(function, what is wrong"),
+        ("alarms = {'a': (len, '{no}', '')}", {}, "are texts that may hold {value}"),
+        ("alarms = {'truncation': (len, '', '')}", {}, r"alarms\['truncation'\] has the name of one that ships"),
+        ("", {"reward": {"brevty": 1}}, "reward names 'brevty'; the components are brevity, Box"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_it_is_one_sentence_that_names_file_and_entry(stand_in, more, keys, says):
+    with pytest.raises(RecipeError, match=says) as error:
+        stand_in(more, **keys)
+    assert "\n" not in str(error.value)
 
 
 # ---- transcripts

@@ -42,10 +42,12 @@ class Alarm:
     advice: str
 
 
-def holding(history: History) -> dict[str, Alarm]:
-    """Every alarm whose rule holds at the last step of a history; of its forms the first that does."""
+def holding(history: History, own: tuple[Rule, ...] = ()) -> dict[str, Alarm]:
+    """Every alarm whose rule holds at the last step of a history; of its forms the first that does. ``own``
+    are a lab's rules.
+    """
     alarms: dict[str, Alarm] = {}
-    for rule in _FORMS if history else ():
+    for rule in (*_FORMS, *own) if history else ():
         numbers = None if rule.alarm in alarms else rule.holds(history)
         if numbers is None:
             continue

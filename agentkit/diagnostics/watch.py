@@ -15,7 +15,7 @@ from typing import Any
 
 from agentkit.diagnostics.conditions import WINDOW
 from agentkit.diagnostics.measures import StepMeasures, observe
-from agentkit.diagnostics.rules import RULES, Alarm, holding, lacks
+from agentkit.diagnostics.rules import RULES, Alarm, Rule, holding, lacks
 from agentkit.records import Trajectory
 from agentkit.runs import Run, RunError, append_jsonl, read_jsonl, write_jsonl
 
@@ -26,16 +26,17 @@ FILE = ("train", "alarms.jsonl")
 class Watch:
     """Judges a training step by step."""
 
-    def __init__(self) -> None:
+    def __init__(self, own: tuple[Rule, ...] = ()) -> None:
+        self._own = own  # rules of a lab
         self.history: list[StepMeasures] = []
         self.alarms: list[Alarm] = []
         self._path: Path | None = None  # of a run, to which alarms are appended as they fire
         self._held: dict[tuple[str, str], int] = {}  # the last step at which each held with this severity
 
     @classmethod
-    def over(cls, run: Run) -> Watch:
+    def over(cls, run: Run, own: tuple[Rule, ...] = ()) -> Watch:
         """A watch that goes on from what a run has stored; alarms of steps that were cut are dropped."""
-        watch = cls()
+        watch = cls(own)
         try:
             for step in read_steps(run):
                 watch.take(step)
@@ -58,7 +59,7 @@ class Watch:
             before = self.history.pop()
             step = StepMeasures(step.number, before.values | step.values, before.evidence | step.evidence)
         self.history.append(step)
-        alarms = holding(self.history).values() if step.number > 0 else ()
+        alarms = holding(self.history, self._own).values() if step.number > 0 else ()
         held = {(alarm.alarm, alarm.severity): alarm for alarm in alarms}
         since = min(previous, step.number - QUIET)
         went_on = {name for name, number in self._held.items() if number >= since}
@@ -76,9 +77,9 @@ def _sampled(step: StepMeasures) -> bool:
     return any(math.isfinite(step[name]) for name in ("reward", "success"))
 
 
-def scan(steps: Iterable[StepMeasures]) -> list[Alarm]:
-    """The alarms of a whole history, in the order they fire."""
-    watch = Watch()
+def scan(steps: Iterable[StepMeasures], own: tuple[Rule, ...] = ()) -> list[Alarm]:
+    """The alarms of a whole history, a lab's ``own`` rules among them, in the order they fire."""
+    watch = Watch(own)
     for step in steps:
         watch.take(step)
     return watch.alarms

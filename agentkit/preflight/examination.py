@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from agentkit.lab import Lab
@@ -71,7 +72,8 @@ def examine(
         policy.sleep()  # as in training: an update has the memory to itself
         update = update_seconds(model, sampled, recipe)
     decode = exact_decode(policy.tokenizer)
-    scored = report(recipe, sampled, golden, tasks, lab.reward, n_test=len(test), decode=decode)
+    about = {"n_test": len(test), "decode": decode, "own": lab.own_advantages}
+    scored = report(recipe, sampled, golden, tasks, lab.reward, **about)
     items = (
         causes.verifier(chosen, lab.environments),
         causes.given_away(chosen),
@@ -130,8 +132,12 @@ def report(
     *,
     n_test: int = 0,
     decode: Callable[[Sequence[int]], str] | None = None,
+    own: Mapping[str, Callable] = MappingProxyType({}),
 ) -> Preflight:
-    """The report on recorded groups and gold trajectories with verdicts: everything but the forecast."""
+    """The report on recorded groups and gold trajectories with verdicts: everything but the forecast.
+
+    ``own`` are a lab's estimators of advantages.
+    """
     start = time.monotonic()
     shifted = [[replace(t, seed=t.seed + i * SHIFT) for t in sampled] for i in range(REPEATS)]
     scorings = [score_all(tasks, trajectories, reward) for trajectories in shifted]
@@ -152,7 +158,7 @@ def report(
         *((being_right, *gold) if being_right.values["names"] else (*gold, being_right)),
         checks.scoring_noise(scorings, recipe.advantage),
         checks.success(groups, golden),
-        checks.dead_groups(groups, partial(teaches_nothing, by_id, reward, recipe)),
+        checks.dead_groups(groups, partial(teaches_nothing, by_id, reward, recipe, own=own)),
         checks.silence(groups),
         checks.masks(groups, decode),
         checks.power(groups, n_test, recipe.test_samples),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import compress
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ Spans = Sequence[Sequence[tuple[int, int]]]  # of each trajectory's turns, [star
 def estimate(
     rewards: Tensor | Sequence[float | None],
     groups: Tensor | Sequence[Hashable],
-    estimator: str = "group",
+    estimator: str | Callable[[Tensor, Tensor], Tensor] = "group",
     **options: Any,
 ) -> Tensor:
     """Advantages of a batch.
@@ -38,7 +39,7 @@ def estimate(
     Args:
         rewards: (B,) floating point; None or NaN is not scored.
         groups: (B,) the group of each trajectory, as integers or any labels, in any order.
-        estimator: one of ESTIMATORS.
+        estimator: one of ESTIMATORS, or a lab's own function.
         **options: what that estimator needs besides; see its function.
 
     Returns:
@@ -51,6 +52,8 @@ def estimate(
     assert rewards.ndim == 1 and rewards.is_floating_point(), "rewards: (B,) floats"
     assert groups.shape == rewards.shape and groups.dtype == torch.int64, "groups: (B,) int64"
     assert not rewards.isinf().any(), "rewards: infinite"
+    if callable(estimator):
+        return estimator(rewards, groups)
     if estimator not in ESTIMATORS:
         raise ValueError(f"unknown advantage estimator {estimator!r}: use {', '.join(ESTIMATORS)}")
     return ESTIMATORS[estimator](rewards, groups, **options)
@@ -170,10 +173,12 @@ def of_trajectories(
     groups: Sequence[Hashable],
     reward: Reward,
     recipe: Recipe,
+    own: Mapping[str, Callable] = MappingProxyType({}),
 ) -> Tensor:
     """Advantages of scored trajectories as the recipe asks: (B,), or (B, T) with T the longest completion.
 
-    ``tasks`` are by id, ``groups`` the group of each; the reward's weights are those of gdpo.
+    ``tasks`` are by id, ``groups`` the group of each; the reward's weights are those of gdpo; ``own`` are the
+    lab's estimators.
     """
     options: dict[str, Any] = {}
     if recipe.advantage == "gdpo":
@@ -189,13 +194,20 @@ def of_trajectories(
         options["turn_rewards"] = [turn_rewards(tasks[t.task_id], t) for t in trajectories]
     elif recipe.advantage == "step":
         options["states"] = [turn_states(t) for t in trajectories]
-    return estimate([t.reward for t in trajectories], groups, recipe.advantage, **options)
+    estimator = own.get(recipe.advantage, recipe.advantage)
+    return estimate([t.reward for t in trajectories], groups, estimator, **options)
 
 
-def teaches_nothing(tasks: Mapping[str, Task], reward: Reward, recipe: Recipe, group: Group) -> bool:
+def teaches_nothing(
+    tasks: Mapping[str, Task],
+    reward: Reward,
+    recipe: Recipe,
+    group: Group,
+    own: Mapping[str, Callable] = MappingProxyType({}),
+) -> bool:
     """Whether the recipe's estimator gives every token of a scored group's trajectories no advantage."""
     one = [0] * len(group.trajectories)
-    values = of_trajectories(tasks, group.trajectories, one, reward, recipe)
+    values = of_trajectories(tasks, group.trajectories, one, reward, recipe, own)
     return not (values.abs() >= EPSILON**2).any()
 
 

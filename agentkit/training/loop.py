@@ -132,7 +132,7 @@ class GRPO:
             self._bar.update(self.done)
             self._correct = Correction(self.policy, self.model, self.logprobs, recipe)
             self._report = metrics.reporter(recipe.report_to, self.run if main else None)
-            self._watch = Watch.over(self.run) if main else None
+            self._watch = Watch.over(self.run, self.lab.own_alarms) if main else None
             if not self.done:
                 self.write(metrics.row(0, self.validate()))
             order = batches([*self.tasks.values()], recipe.prompts_per_step, recipe.seed)
@@ -198,17 +198,17 @@ class GRPO:
         step = metrics.joined(gathered([mine]))
         self.guards.scored(step.trajectories)
         measured |= {"planned_steps": self.recipe.steps}
-        return step, measured | metrics.rollout_metrics(step) | metrics.reward_metrics(step, self.lab.reward)
+        return step, measured | metrics.of_step(step, self.lab)
 
     def _select(self, asked: Sequence[Task]) -> Selected:
         """This process' share of a step's groups."""
-        share, number = len(asked) // world(), self.done + 1
+        share, number, own = len(asked) // world(), self.done + 1, self.lab.own_advantages
         seed = self.recipe.seed + 1_000_003 * number
         return select(
             asked[rank() * share : (rank() + 1) * share],
             fresh_tasks(self.tasks.values(), [task.id for task in asked], seed)[rank() :: world()],
             partial(self._roll, seed=seed, step=number),
-            partial(advantages.teaches_nothing, self.tasks, self.lab.reward, self.recipe),
+            partial(advantages.teaches_nothing, self.tasks, self.lab.reward, self.recipe, own=own),
             self.recipe,
         )
 
@@ -235,7 +235,8 @@ class GRPO:
         """
         recipe, number = self.recipe, len(step.trajectories)
         groups = [i // recipe.group_size for i in range(number)]
-        values = advantages.of_trajectories(self.tasks, step.trajectories, groups, self.lab.reward, recipe)
+        how = self.lab.reward, recipe, self.lab.own_advantages
+        values = advantages.of_trajectories(self.tasks, step.trajectories, groups, *how)
         self.step = step = replace(step, trajectories=advantages.recorded(step.trajectories, values))
         own = slice(rank() * number // world(), (rank() + 1) * number // world())
         mine = step.trajectories[own]

@@ -34,10 +34,9 @@ def sampled_step(lab: Lab, run: Run, tell: OnMetrics) -> dict[str, Any]:
         start = time.monotonic()
         step = _sampled(lab, run)
         write_trajectories(run.file("train", "trajectories", "step_00001.parquet"), step.trajectories)
-        measured = {"planned_steps": lab.recipe.steps} | metrics.rollout_metrics(step)
-        measured |= metrics.reward_metrics(step, lab.reward)
+        measured = {"planned_steps": lab.recipe.steps} | metrics.of_step(step, lab)
         row = metrics.row(1, measured, time.monotonic() - start)
-        watch = Watch.over(run)
+        watch = Watch.over(run, lab.own_alarms)
         append_jsonl(run.file("train", "metrics.jsonl"), row)
         watch.add(row, step.trajectories)
     tell(row)
@@ -50,12 +49,12 @@ def _sampled(lab: Lab, run: Run) -> Step:
     by_id, seed, size = {task.id: task for task in tasks}, recipe.seed + 1_000_003, recipe.group_size
     asked = next(batches(tasks, recipe.prompts_per_step, recipe.seed))
     fresh = fresh_tasks(tasks, [task.id for task in asked], seed)
-    dead = partial(advantages.teaches_nothing, by_id, lab.reward, recipe)
+    dead = partial(advantages.teaches_nothing, by_id, lab.reward, recipe, own=lab.own_advantages)
     with lab.policy(run, "sft") as policy:
         roll = partial(lab.rollout, policy=policy, seed=seed, step=1)
         chosen = select(asked, fresh, lambda some, n: roll(some, group_size=n), dead, recipe)
     sampled = chosen.trajectories
     groups = [number // size for number in range(len(sampled))]
-    values = advantages.of_trajectories(by_id, sampled, groups, lab.reward, recipe)
+    values = advantages.of_trajectories(by_id, sampled, groups, lab.reward, recipe, lab.own_advantages)
     told, took = advantages.recorded(sampled, values), time.monotonic() - start
     return Step(1, tuple(by_id[t.task_id] for t in told[::size]), told, counts=chosen.counts, seconds=took)

@@ -38,7 +38,10 @@ def training_curves(metrics: pd.DataFrame) -> go.Figure:
         metrics: train/metrics.jsonl, one row a step.
     """
     metrics = metrics.drop_duplicates("step", keep="last").sort_values("step")  # a resumed run repeats some
-    panels = [panel for panel in PANELS if _has(metrics, panel[0][0])]
+    own = [
+        ((column,), column, "as the lab file counts it") for column in metrics if column.startswith("lab/")
+    ]
+    panels = [panel for panel in (*PANELS, *own) if _has(metrics, panel[0][0])]
     if not panels:
         return empty("No optimiser step is recorded yet", "What did training do?")
     rows, window = -(-len(panels) // PANEL_WIDTH), _window(len(metrics))
