@@ -12,6 +12,7 @@ from hostile.widget_texts import CHARACTERS, SCRIPTS
 from playwright.sync_api import expect
 from widget_cases import TASKS, call, group, trajectory, widget
 
+from agentkit.evaluation.html import task_link
 from agentkit.records import Picture, Table, Task, ToolResult, Turn
 from agentkit.views.widgets import compare_trajectories, group_view, mask_xray
 
@@ -76,17 +77,26 @@ def test_what_a_task_shows(browser, saved):
         assert page.locator(".first").inner_text() == "first different action: turn 2"
         marked = page.locator("summary.differs code")
         assert marked.all_inner_texts() == ['search {"query": "lima"}', 'search {"query": "peru people"}']
+        odd = page.locator("summary .differs").all_inner_texts()
+        assert odd == ['"query": "lima"', '"query": "peru people"'], "of a call the arguments that differ"
+        turn = page.get_by_label("all, turn 1")
+        assert page.locator(".same > summary").inner_text() == "first turn equal" and not turn.is_visible()
+        page.locator(".same > summary").click()
+        assert 'search {"query": "peru"}' in turn.inner_text()
         boxes = [page.get_by_label(f"{name}, turn 2", exact=True).bounding_box() for name in ("sft", "grpo")]
         assert boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] < boxes[1]["x"]
         page.get_by_label("sample 1, ✓ right").click()
         wait_for_text(sft.locator("h3"), "✓ right")
         assert page.locator(".first").inner_text() == "first different action: turn 1"
-        wait_for_text(page.get_by_label("sft, turn 2"), "ended: answer")
+        wait_for_text(page.get_by_label("sft, turn 2"), "ended with an answer")
+        assert page.locator(".same").count() == 0
         page.get_by_label("next task").click()
         wait_for_text(page.locator(".prompt"), TASKS[1].prompt)
         differ = page.locator(".chips .differs").all_inner_texts()
         assert differ == ["reward 0.98", "correct 1", "reward 0", "correct 0"]
         assert "format not scored" in sft.inner_text()
+        page.get_by_label("next task").click()
+        wait_for_text(grpo, "stopped: no turn was left (max_turns), and it still called a tool")
 
 
 @pytest.mark.slow
@@ -141,7 +151,7 @@ def write_note(page, where, text):
 
 
 def test_in_a_frame_notes_and_links_go_through_the_page(browser, framed):
-    file = framed(widget())
+    file = framed(widget(), more=task_link("t2"))
     with opened(browser, file, "#task=t1") as (page, _):
         frame = page.frame_locator("iframe")
         wait_for_text(frame.locator(".prompt"), TASKS[1].prompt)
@@ -153,6 +163,9 @@ def test_in_a_frame_notes_and_links_go_through_the_page(browser, framed):
         frame.get_by_label("previous task").click()
         wait_for_text(frame.locator(".prompt"), TASKS[1].prompt)
         expect(frame.get_by_label("note on this task")).to_have_value("from a frame", timeout=20_000)
+        page.locator("a").click()  # of a table on the page that holds the frame
+        wait_for_text(frame.locator(".prompt"), TASKS[2].prompt)
+        frame.get_by_label("previous task").click()
         with page.expect_download() as download:
             frame.get_by_text("export notes").click()
         assert json.loads(Path(download.value.path()).read_text())["text"] == "from a frame"
@@ -349,5 +362,8 @@ def test_the_module_draws_the_live_view(browser, kind):
         wait_for_text(page.locator(".note output"), "saved in demo")
         page.evaluate("model.set('task_id', 't2'); heard['change:task_id']()")
         wait_for_text(page.locator(".prompt"), TASKS[2].prompt)
+        page.evaluate("document.body.insertAdjacentHTML('beforeend', '<a href=#task=t0>t0</a>')")
+        page.locator("a").click()
+        wait_for_text(page.locator(".prompt"), TASKS[0].prompt)
     assert page.evaluate("clean(); Object.keys(heard).length") == 0
     context.close()

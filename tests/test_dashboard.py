@@ -53,7 +53,7 @@ def test_the_panel_shows_alarms_and_the_best_and_worst_as_text(run):
     dashboard = Dashboard(run, Recipe(steps=60))
     found = dashboard._panel(run.metrics) + dashboard._extremes()
     assert "kl spike" in found and "→ Lower the rate." in found and "2:a#0" in found
-    assert "reward 1, answer, 2:a#0" in found and "reward -0.5, answer, 2:a#1" in found
+    assert "reward 1, ended with an answer, 2:a#0" in found and "reward -0.5, ended" in found
     assert "<script>" not in found and "<img" not in found and "&lt;script&gt;" in found
 
 
@@ -88,11 +88,11 @@ def test_it_is_brought_up_to_date_in_place_when_it_is_time(run, monkeypatch):
         clock[0] += 1.0
         dashboard(row)
     assert drawn == [1001.0, 1016.0, 1031.0]
-    assert "Step 20 of 60" in panel.value and "reward 1, answer" in extremes.value
-    assert max(curves.data[0].x) == 20 and len(curves.layout.annotations) == 5
+    assert "Step 20 of 60" in panel.value and "reward 1, ended with an answer" in extremes.value
+    assert max(curves.data[0].x) == 20 and len(curves.layout.annotations) == 6
     write_jsonl(run.file("train", "metrics.jsonl"), [row | {"entropy": 1.0} for row in rows(25)])
     dashboard.draw()
-    assert max(curves.data[0].x) == 25 and len(curves.layout.annotations) == 6, "a panel that came later"
+    assert max(curves.data[0].x) == 25 and len(curves.layout.annotations) == 7, "a panel that came later"
 
 
 def test_the_button_writes_what_the_trainer_reads(run, monkeypatch):

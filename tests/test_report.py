@@ -111,7 +111,7 @@ def test_every_part_is_there(tmp_path, capsys):
     parts = ("sft → grpo:", "kl spike", "Lower the rate.", "3:A-0000#1", "abc123", "seed 3", "n_tasks")
     assert [part for part in parts if part not in page] == [] and "Missing." not in page
     assert 'href="05_compare.html"' in page and "hello" in run.file("05_compare.html").read_text()
-    assert "Let me look." in payload(page) and page.count("Plotly.newPlot(") == 1
+    assert "Let me look." in payload(page) and page.count("Plotly.newPlot(") == 2
 
 
 def test_flaws_and_a_measured_last_step_are_said_first(tmp_path):

@@ -22,7 +22,7 @@ def test_as_text(capsys):
         "look it up",
         "    -> <script>alert(1)</script> 42",
         "Answer: 42",
-        'answer: right, reward 1.1 {"correctness": 1.0}',
+        'ended with an answer: right, reward 1.1 {"correctness": 1.0}',
     ]
     assert agentkit.show(ONE) is None, "no notebook"
     assert capsys.readouterr().out == as_text(ONE) + "\n"

@@ -88,10 +88,20 @@ class Comparison:
         n = len(self.paired)
         return [tables.sentence(p, self.flipped[f"{p['a']}->{p['b']}"], n) for p in self.paired]
 
+    def moved(self) -> html.Markup:
+        """The tasks whose first sample changed sides, as links to them, folded."""
+        rows = [
+            [pair.replace("->", " → "), *map(html.task_links, sides.values())]
+            for pair, sides in self.flipped.items()
+        ]
+        columns = ["by the first sample", "from wrong to right", "from right to wrong"]
+        return html.folded("Tasks that changed sides", html.table(columns, rows))
+
     def _repr_html_(self) -> str:
         caption = f"{self.n_tasks} tasks; 95 % intervals over tasks in brackets"
         pairs = html.folded("Every pair, tested", html.paragraphs(self.sentences()))
-        return html.fragment(html.paragraphs(self.lead()), tables.drawn(self.table(), caption), pairs)
+        table = tables.drawn(self.table(), caption)
+        return html.fragment(html.paragraphs(self.lead()), table, pairs, self.moved())
 
 
 def compare(policies: Mapping[str, Samples], tasks: Iterable[Task] | None = None) -> Comparison:

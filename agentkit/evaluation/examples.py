@@ -52,7 +52,7 @@ def examples(
                 **{name: f"{rates[name][i]:.0%}" for name in ends},
                 "how it failed": ways.most_common(1)[0][0],
             }
-    return tables.text_table(rows)
+    return tables.text_table(rows).rename_axis("id")
 
 
 def _in_turn(tasks: Sequence[Task], count: int) -> list[str]:

@@ -84,10 +84,15 @@ def failures(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> pd.DataF
 
     Those that are not scored are in no class.
     """
-    by_id, counts = {task.id: task for task in tasks}, {}
+    return failed_tasks(policies, tasks).map(len).astype(int)
+
+
+def failed_tasks(policies: Mapping[str, Samples], tasks: Iterable[Task]) -> pd.DataFrame:
+    """The same with the ids of the tasks that failed so, once for each trajectory."""
+    by_id = {task.id: task for task in tasks}
+    table = pd.DataFrame({policy: [[] for _ in FAILURES] for policy in policies}, list(FAILURES))
     for policy, samples in policies.items():
-        failed = [t for t in flatten(samples) if t.success is not None and t.success < 1.0]
-        counts[policy] = Counter(failure_class(t, by_id[t.task_id]) for t in failed)
-    rows = [[own[name] for own in counts.values()] for name in FAILURES]
-    table = pd.DataFrame(rows, list(FAILURES), list(counts))
-    return table[table.any(axis=1)]
+        for t in flatten(samples):
+            if t.success is not None and t.success < 1.0:
+                table.loc[failure_class(t, by_id[t.task_id]), policy].append(t.task_id)
+    return table[table.map(len).any(axis=1)]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
@@ -81,6 +82,16 @@ def table(columns: Sequence[Any], rows: Iterable[Sequence[Any]], caption: str = 
     return element("div", element("table", *inside), class_="scroll")
 
 
+def task_link(task: str) -> Markup:
+    """A task's id, which turns the views on the page that hold the task to it."""
+    return element("a", task, href=f"#task={quote(task, safe='', errors='replace')}")
+
+
+def task_links(tasks: Iterable[str]) -> Markup:
+    """Ids side by side, each a link."""
+    return Markup(" ").join(map(task_link, tasks))
+
+
 def folded(summary: Any, *children: Any) -> Markup:
     """Content that opens when its summary is pressed."""
     return element("details", element("summary", summary), *children)
@@ -92,7 +103,10 @@ def paragraphs(texts: Iterable[Any]) -> Markup:
 
 
 def _look(cells: Sequence[Any]) -> str:
-    if max((len(cell) for cell in cells if isinstance(cell, str)), default=0) > _LONG:
+    texts = [
+        cell.striptags() if isinstance(cell, Markup) else cell for cell in cells if isinstance(cell, str)
+    ]
+    if max(map(len, texts), default=0) > _LONG:
         return "words long"
     filled = [cell for cell in cells if cell != ""]
     # text may begin with a number; a dash stands for one that is missing

@@ -94,8 +94,11 @@ def to_html(table: pd.DataFrame, caption: str = "", notes: Iterable[str] = ()) -
 
 
 def drawn(table: pd.DataFrame, caption: str = "") -> html.Markup:
-    """The table alone, as a part of something larger."""
-    return html.table([table.index.name or "", *table.columns], table.itertuples(name=None), caption)
+    """The table alone, as a part of something larger. An index named "id" holds tasks: each is a link."""
+    rows = list(table.itertuples(name=None))
+    if table.index.name == "id":
+        rows = [[html.task_link(task), *cells] for task, *cells in rows]
+    return html.table([table.index.name or "", *table.columns], rows, caption)
 
 
 def to_markdown(table: pd.DataFrame) -> str:

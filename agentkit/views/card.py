@@ -43,18 +43,15 @@ def write_report(run: Run, path: str | Path | None = None) -> Path:
 
 def render(run: Run, pages: Mapping[str, str]) -> str:
     """The run card as HTML, with links to these pages."""
-    title, manifest = f"Run card: {run.path.name}", redact(run.manifest)
-    git, versions = manifest["git"], manifest["versions"]
-    made = f"agentkit {versions.get('agentkit', '?')}, commit {str(git.get('commit', '?'))[:12]}"
-    started = f"started {manifest.get('created', '?')} · {made} · seed {manifest['recipe'].get('seed', '?')}"
+    title = f"Run card: {run.path.name}"
     links = [html.element("a", name, href=quote(page)) for name, page in pages.items()]
-    about = [html.element("h1", title), html.element("p", started, class_="soft"), *_tried(_expert, run)]
-    header = html.element("header", *about)
+    header = html.element("header", html.element("h1", title))
     parts = [
         html.element("section", html.element("h2", name), *_tried(make, run))
         for name, make in SECTIONS.items()
     ]
-    return html.page(title, header, html.element("nav", *links), html.element("main", *parts))
+    main = html.element("main", plots.library(), *parts)
+    return html.page(title, header, html.element("nav", *links), main)
 
 
 def _tried(make: Callable[[Run], list[Any]], run: Run) -> list[Any]:
@@ -67,23 +64,21 @@ def _tried(make: Callable[[Run], list[Any]], run: Run) -> list[Any]:
 
 
 # ---- sections: each gives its parts
-def _expert(run: Run) -> list[Any]:
-    used = redact(run.manifest["recipe"])
-    said = stand_in(used) or planted(used.get("flaws", {}))
-    return [html.element("p", said, class_="lead")] if said else []
-
-
 def _result(run: Run) -> list[Any]:
+    """What a colleague wants to know first, one figure, the table."""
     comparison = Comparison.from_json(redact(run.comparison), run.file("comparison.json"))
-    lead = [html.element("p", sentence, class_="lead") for sentence in comparison.lead()]
+    used = redact(run.manifest["recipe"])
+    said = [stand_in(used) or planted(used.get("flaws", {})), *comparison.lead()]
+    lead = [html.element("p", sentence, class_="lead") for sentence in said if sentence]
+    figure = plots.embedded(plots.success_bars(comparison), with_library=False)
     caption = f"{comparison.n_tasks} held-out tasks; 95 % intervals over tasks in brackets"
-    pairs = html.paragraphs(comparison.sentences())
-    return [*lead, tables.drawn(comparison.table(), caption), html.folded("Every pair, tested", pairs)]
+    pairs = html.folded("Every pair, tested", html.paragraphs(comparison.sentences()))
+    return [*lead, figure, tables.drawn(comparison.table(), caption), pairs, comparison.moved()]
 
 
 def _training(run: Run) -> list[Any]:
     spec = redact(json.loads(plots.training_curves(run.metrics).to_json()))
-    return [plots.embedded(spec, with_library=True)]
+    return [plots.embedded(spec, with_library=False)]
 
 
 def _alarms(run: Run) -> list[Any]:
@@ -94,29 +89,35 @@ def _alarms(run: Run) -> list[Any]:
 
 
 def _trajectories(run: Run) -> list[Any]:
-    """Fifteen tasks that the last policy gained over the first, or that both fail."""
+    """Fifteen tasks that the last policy gained over the first, or that both fail, then those that moved."""
     tasks = {task.id: redact(task) for task in run.tasks if task.meta.get("share") is not False}
     order = [name for name in run.comparison["policies"] if name in run.measured]
     policies = {name: [redact(t) for t in run.trajectories(name) if t.task_id in tasks] for name in order}
     if not tasks or len(policies) < 2:
         return [html.element("p", "No two policies were measured on tasks that may be shown.")]
     first = "sft" if "sft" in policies else order[0]  # as notebook 05 draws them
-    chosen = examples({name: policies[name] for name in (first, order[-1])}, tasks.values()).index
-    shown = {name: [t for t in own if t.task_id in chosen] for name, own in policies.items()}
-    rule = html.element("p", RULE, class_="soft")
-    return (
-        [rule, Markup(compare_trajectories(map(tasks.get, chosen), shown).html())] if len(chosen) else [rule]
-    )
+    picked = examples({name: policies[name] for name in (first, order[-1])}, tasks.values())
+    moved = [ids for sides in run.comparison["flipped"].values() for side in sides.values() for ids in side]
+    chosen = [task for task in dict.fromkeys([*picked.index, *moved]) if task in tasks]
+    parts = [tables.drawn(picked), html.element("p", RULE, class_="soft")]
+    if chosen:
+        shown = {name: [t for t in own if t.task_id in chosen] for name, own in policies.items()}
+        parts.append(Markup(compare_trajectories(map(tasks.get, chosen), shown).html()))
+    return parts
 
 
 def _recipe(run: Run) -> list[Any]:
-    keys, used = Recipe.keys(), redact(run.manifest["recipe"])
+    manifest = redact(run.manifest)
+    keys, used, git = Recipe.keys(), manifest["recipe"], manifest["git"]
+    made = f"agentkit {manifest['versions'].get('agentkit', '?')}, commit {str(git.get('commit', '?'))[:12]}"
+    started = f"Started {manifest.get('created', '?')}, {made}, seed {used.get('seed', '?')}."
     rows = [
         [name, str(value), keys[name].description if name in keys else ""]
         for name, value in used.items()
         if name not in keys or value != keys[name].default
     ]
-    return [html.table(["key", "value", "meaning"], rows, "Keys that differ from the defaults")]
+    table = html.table(["key", "value", "meaning"], rows, "Keys that differ from the defaults")
+    return [table, html.element("p", started, class_="soft")]
 
 
 SECTIONS: dict[str, Callable[[Run], list[Any]]] = {

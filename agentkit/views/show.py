@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from agentkit.evaluation import html
 from agentkit.records import Task, Trajectory, Turn
-from agentkit.views.widgets.base import View, clip
+from agentkit.views.widgets.base import ENDINGS, View, clip
 from agentkit.views.widgets.group import group_view
 
 
@@ -24,7 +24,7 @@ def _ending(trajectory: Trajectory) -> str:
     reward = "" if trajectory.reward is None else f", reward {trajectory.reward:.4g}"
     parts = json.dumps({name: value for name, value in trajectory.components.items() if value is not None})
     why = f" ({clip(trajectory.why, 200)})" if trajectory.why else ""
-    return f"{trajectory.stop_reason.value}: {verdict}{why}{reward}{f' {parts}' if reward else ''}"
+    return f"{ENDINGS[trajectory.stop_reason]}: {verdict}{why}{reward}{f' {parts}' if reward else ''}"
 
 
 def as_text(trajectory: Trajectory) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import plotly.io
+import plotly.offline
 
 from agentkit.evaluation.html import Markup, safe
 
@@ -74,6 +75,11 @@ def empty(message: str, question: str = "") -> go.Figure:
     return figure.add_annotation(
         text=message, showarrow=False, x=0.5, y=0.5, xref="paper", yref="paper", font={"size": 15}
     )
+
+
+def library() -> Markup:
+    """Plotly's library (5 MB), for a page whose figures come without it."""
+    return Markup(f"<script>{plotly.offline.get_plotlyjs()}</script>")
 
 
 def embedded(figure: Any, *, with_library: bool) -> Markup:

@@ -3,6 +3,7 @@
 Leaves out what they mean (diagnostics).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -13,6 +14,9 @@ from agentkit.views.plots.style import COLOURS, dressed, empty, escaped, whisker
 
 POINTS = 400  # of one curve; more would not be seen and make a browser slow
 PANEL_WIDTH, PANEL_HEIGHT = 3, 235  # panels a row; pixels a row of panels
+WORDS = 30  # characters in a line below a panel
+LEGEND = {"xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "top", "align": "left"}
+LEGEND |= {"showarrow": False}
 
 # columns, of which the first has to be there; panel title; unit: one that starts with "share" is in percent
 PANELS = (
@@ -49,47 +53,52 @@ def training_curves(metrics: pd.DataFrame) -> go.Figure:
     figure = make_subplots(rows, PANEL_WIDTH, subplot_titles=[title for _, title, _ in panels], **gap)
     for i, (wanted, _, unit) in enumerate(panels):
         place = {"row": i // PANEL_WIDTH + 1, "col": i % PANEL_WIDTH + 1}
-        columns = [column for column in wanted if _has(metrics, column)]
+        columns, before = [column for column in wanted if _has(metrics, column)], len(figure.data)
         if columns == ["reward"]:
             columns += [c for c in metrics if c.startswith("reward/") and _has(metrics, c)]
         for column, colour in zip(columns, COLOURS * len(columns), strict=False):
-            _draw_line(figure, metrics, column, colour, legend=f"legend{i + 1}", **place)
+            _draw_line(figure, metrics, column, colour, **place)
         if "success" in columns and _has(metrics, "val_success"):
-            _draw_validation(figure, metrics, legend=f"legend{i + 1}", **place)
+            _draw_validation(figure, metrics, **place)
             columns.append("val_success")
         _style_axes(figure, metrics[columns].max(axis=None), metrics[columns].min(axis=None), unit, **place)
-        x, y = (axis.domain[0] for axis in figure.get_subplot(**place))
-        legend = {"orientation": "h", "x": x, "y": y - 0.1 / rows, "yanchor": "top", "font_size": 11}
-        figure.update_layout({f"legend{i + 1}": legend | {"visible": len(columns) > 1}})
+        curves = [curve for curve in figure.data[before:] if curve.mode != "markers"]
+        if len(curves) > 1:
+            x, y = (axis.domain[0] for axis in figure.get_subplot(**place))
+            figure.add_annotation(text=_legend(curves), x=x, y=y - 0.1 / rows, **LEGEND)
     note = "by optimiser step; " + (
         f"lines: mean of about {window} steps" if window > 1 else "one dot a step"
     )
-    return dressed(figure, "What did training do?", note, height=PANEL_HEIGHT * rows + 130, margin_t=100)
+    size = {"height": PANEL_HEIGHT * rows + 130, "margin_t": 100, "showlegend": False}
+    return dressed(figure, "What did training do?", note, **size)
 
 
-def _draw_line(
-    figure: go.Figure, metrics: pd.DataFrame, column: str, colour: str, *, legend: str, **place: int
-) -> None:
+def _legend(curves: Sequence[go.Scatter]) -> str:
+    """The curves' names in their colours, in lines as wide as a panel on a narrow page."""
+    lines, room = [[]], WORDS
+    for curve in curves:
+        room -= len(curve.name) + 2
+        if room < 0 and lines[-1]:
+            lines.append([])
+            room = WORDS - len(curve.name)
+        lines[-1].append(f'<span style="color:{curve.line.color}; font-size:11px">● {curve.name}</span>')
+    return "<br>".join(map("  ".join, lines))
+
+
+def _draw_line(figure: go.Figure, metrics: pd.DataFrame, column: str, colour: str, **place: int) -> None:
     """A light moving average over the raw points, of which POINTS are kept."""
     rows = metrics[["step", column]].dropna(ignore_index=True)  # thinned after: not every step measures all
     window = _window(len(rows))
     mean = rows[column].rolling(window, center=True, min_periods=1).mean()
     rows = rows.iloc[:: -(-len(rows) // POINTS)]
     name = escaped(column.removeprefix("reward/").replace("_", " "))
-    shared = {"x": rows["step"], "legend": legend, "legendgroup": column, "name": name, **place}
+    shared = {"x": rows["step"], "name": name, **place}
     dots = {"color": colour, "size": 4, "opacity": 0.35 if window > 1 else 1.0}
     line = {"color": colour, "width": 2}
     figure.add_scatter(
-        y=rows[column],
-        mode="markers",
-        marker=dots,
-        showlegend=False,
-        hovertemplate="step %{x}: %{y:.4g}",
-        **shared,
+        y=rows[column], mode="markers", marker=dots, hovertemplate="step %{x}: %{y:.4g}", **shared
     )
-    figure.add_scatter(
-        y=mean[rows.index], mode="lines", line=line, showlegend=True, hoverinfo="skip", **shared
-    )
+    figure.add_scatter(y=mean[rows.index], mode="lines", line=line, hoverinfo="skip", **shared)
 
 
 def _draw_validation(figure: go.Figure, metrics: pd.DataFrame, **place: Any) -> None:
@@ -105,7 +114,6 @@ def _draw_validation(figure: go.Figure, metrics: pd.DataFrame, **place: Any) -> 
         marker={"color": COLOURS[2], "size": 7, "symbol": "diamond"},
         line={"color": COLOURS[2], "width": 1, "dash": "dot"},
         hovertemplate="step %{x}: %{y:.1%}",
-        showlegend=True,
         **place,
     )
 

@@ -13,7 +13,7 @@ import gzip
 import json
 import math
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,21 @@ import anywidget
 import traitlets
 
 from agentkit.evaluation import html
-from agentkit.records import Task, ToolResult, Trajectory, Turn
+from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import write_bytes
 
 _FOLDER = Path(__file__).parent
 _FILL = "html, body.agentkit {margin: 0; padding: 0; max-width: none; height: 100%}"
 
 TEXT_LIMIT = 4000  # characters of one observation, call or turn that are kept
+ENDINGS = {
+    StopReason.ANSWER: "ended with an answer",
+    StopReason.TURN_LIMIT: "stopped: no turn was left (max_turns), and it still called a tool",
+    StopReason.TOKEN_LIMIT: "stopped: no token was left (max_tokens)",
+    StopReason.TRUNCATED_TURN: "stopped: a turn was cut off at max_turn_tokens",
+    StopReason.TIME_LIMIT: "stopped: its time was up (trajectory_timeout_s)",
+    StopReason.ERROR: "stopped: the engine or the environment failed",
+}
 
 
 def source(name: str) -> str:
@@ -114,7 +122,7 @@ def trajectory_fields(trajectory: Trajectory, states: Sequence[dict | None]) -> 
     return {
         "sample": trajectory.sample,
         "turns": turns,
-        "stop": trajectory.stop_reason.value,
+        "stop": ENDINGS[trajectory.stop_reason],
         "answer": None if trajectory.answer is None else clip(trajectory.answer),
         "right": None if trajectory.success is None else trajectory.success == 1.0,
         "why": clip(trajectory.why),
@@ -127,15 +135,19 @@ def trajectory_fields(trajectory: Trajectory, states: Sequence[dict | None]) -> 
 
 def _turn(turn: Turn, answer: str | None) -> dict[str, Any]:
     """A turn and its actions, by which turns differ: the calls it made, else its answer, else its text."""
-    calls = [clip(_call(result)) for result in turn.results]
+    calls = [(result.name or "malformed call", _arguments(result)) for result in turn.results]
+    actions = [clip(f"{name} {{{', '.join(parts)}}}" if parts else name) for name, parts in calls]
     words = turn.text.strip() if answer is None else f"answer: {answer}"
-    results = [[clip(result.observation), result.ok] for result in turn.results]
-    return {"text": clip(turn.text), "actions": calls or [clip(words)], "results": results}
+    results = [
+        [clip(result.observation), result.ok, *call] for result, call in zip(turn.results, calls, strict=True)
+    ]
+    return {"text": clip(turn.text), "actions": actions or [clip(words)], "results": results}
 
 
-def _call(result: ToolResult) -> str:
-    arguments = json.dumps(result.arguments, ensure_ascii=False, sort_keys=True, default=str)
-    return f"{result.name or 'malformed call'} {arguments if result.arguments else ''}".rstrip()
+def _arguments(result: ToolResult) -> list[str]:
+    """The arguments one by one, as JSON writes them: '"query": "Peru"'."""
+    written = partial(json.dumps, ensure_ascii=False, sort_keys=True, default=str)
+    return [clip(f"{written(name)}: {written(value)}") for name, value in sorted(result.arguments.items())]
 
 
 def clip(text: str, limit: int = TEXT_LIMIT) -> str:

@@ -36,8 +36,10 @@ const STYLE = `
 .ak h3 {display:flex; flex-wrap:wrap; gap:4px 10px; align-items:baseline; margin:0; font-size:15px; font-weight:600;
   overflow-wrap:anywhere; color:inherit}
 .ak h3 .soft {font-weight:normal; font-size:13px}
-.ak .first {grid-column:1/-1; position:sticky; left:0; margin-top:4px; font-size:13px; color:var(--ink)}
-.ak .first b, .ak summary.differs code, .ak .text .differs {font-weight:600; color:var(--ink); background:var(--mark); border-radius:4px;
+.ak :is(.first, .same) {grid-column:1/-1; position:sticky; left:0; margin-top:4px; font-size:13px; color:var(--ink)}
+.ak .same > summary {font-weight:600}
+.ak .same > section {margin-top:8px; font-size:14px}
+.ak .first b, .ak code.differs, .ak :is(code, .text) .differs {font-weight:600; color:var(--ink); background:var(--mark); border-radius:4px;
   padding:1px 6px; box-decoration-break:clone}
 .ak .answer {margin:6px 0; padding:6px 10px; background:var(--panel); border-radius:6px}
 .ak .facts {font-size:13px; color:var(--soft); margin:4px 0}
@@ -164,13 +166,36 @@ function drawState({ text, columns, rows, images }) {
   return box;
 }
 
-/** One turn in its cell: what was said, each call with its result, the sampled text. `differs` is the action to mark. */
-function drawTurn(trajectory, i, name, differs, open) {
+/** How many turns at the beginning are the same in all trajectories, to the letter. */
+function common(trajectories) {
+  if (trajectories.length < 2) return 0;
+  const [first, ...others] = trajectories.map((t) => t.turns.map((turn) => JSON.stringify(turn)));
+  const odd = first.findIndex((turn, i) => others.some((turns) => turns[i] !== turn));
+  return odd < 0 ? first.length : odd;
+}
+
+/** A call as code. Beside `rivals`, other turns that call the same tool, only the arguments that differ are marked. */
+function drawCall(turn, k, rivals) {
+  const [, , name, parts] = turn.results[k];
+  const alike = rivals?.every((rival) => rival?.results[k]?.[2] === name);
+  if (!alike || !parts.length) return node("code", rivals ? "differs" : "", turn.actions[k]);
+  const code = node("code", "", `${name} {`);
+  parts.forEach((part, n) => {
+    const odd = rivals.some((rival) => !rival.results[k][3].includes(part));
+    code.append(n ? ", " : "", node("span", odd ? "differs" : "", part));
+  });
+  code.append("}");
+  return code;
+}
+
+/** One turn in its cell: what was said, each call with its result, the sampled text. `differs` is the action to mark,
+ * `rivals` the same turn of all trajectories. */
+function drawTurn(trajectory, i, name, differs, open, rivals) {
   const turn = trajectory.turns[i];
   const cell = label(node("section", differs >= 0 ? "diverges" : ""), `${name}, turn ${i + 1}`);
   if (!turn) {
     cell.classList.add("ended");
-    cell.textContent = `ended: ${trajectory.stop.replaceAll("_", " ")}`;
+    cell.textContent = trajectory.stop;
     return i === trajectory.turns.length ? cell : node("div");
   }
   cell.append(node("div", "turn", `turn ${i + 1}`));
@@ -179,7 +204,7 @@ function drawTurn(trajectory, i, name, differs, open) {
   if (words) cell.append(node("div", "text", "", node("span", bare && differs >= 0 ? "differs" : "", words)));
   turn.results.forEach(([observation, ok], k) => {
     const outcome = node("span", tone(ok), ok ? "✓ " : "✗ failed ");
-    const summary = node("summary", k === differs ? "differs" : "", "", outcome, node("code", "", turn.actions[k]));
+    const summary = node("summary", k === differs ? "differs" : "", "", outcome, drawCall(turn, k, k === differs ? rivals : null));
     cell.append(fold(open, summary, observation));
   });
   if (turn.state) cell.append(drawState(turn.state));
@@ -188,18 +213,28 @@ function drawTurn(trajectory, i, name, differs, open) {
   return cell;
 }
 
-/** Columns of trajectories, aligned turn by turn under their heads, the first difference marked. */
+/** The turns that all trajectories begin with, once, folded until somebody asks for them. */
+function drawSame(trajectory, turns, open) {
+  const whole = turns === trajectory.turns.length ? "" : "first ";
+  const summary = node("summary", "", turns === 1 ? `${whole}turn equal` : `${whole}${turns} turns equal`);
+  return node("details", "same", "", summary, ...trajectory.turns.slice(0, turns).map((_, i) => drawTurn(trajectory, i, "all", -1, open)));
+}
+
+/** Columns of trajectories, aligned turn by turn under their heads: the common beginning folded, the first difference marked. */
 function drawColumns(names, heads, trajectories, open) {
   const present = trajectories.filter(Boolean);
   const split = divergence(present);
+  const same = common(present);
   const grid = node("div", "columns", "", ...heads);
   grid.style.setProperty("--columns", String(names.length));
   const most = Math.max(0, ...present.map((t) => t.turns.length));
-  for (let i = 0; i < most; i++) {
+  if (same) grid.append(drawSame(present[0], same, open));
+  for (let i = same; i < most; i++) {
     const splits = split?.turn === i;
+    const rivals = present.map((t) => t.turns[i]);
     if (splits) grid.append(node("div", "first", "", node("b", "", `first different action: turn ${i + 1}`)));
     trajectories.forEach((t, p) => {
-      grid.append(t ? drawTurn(t, i, names[p], splits ? split.action : -1, open) : node("div"));
+      grid.append(t ? drawTurn(t, i, names[p], splits ? split.action : -1, open, rivals) : node("div"));
     });
   }
   return grid;
@@ -299,7 +334,7 @@ function surroundings(key, hear) {
       else hear(data.agentkit);
     });
     tell({ ready: true, key });
-    return { moved: (task) => tell({ task }), noted: (line) => tell({ key, note: line }) };
+    return { moved: (task) => tell({ task }), noted: (line) => tell({ key, note: line }), shown: () => tell({ shown: true }) };
   }
   const attempt = (act) => {
     try {
@@ -331,11 +366,12 @@ async function start() {
     return unpack(bytes);
   };
   const payload = await block(0);
-  let page = { moved() {}, noted() {} };
+  let page = { moved() {}, noted() {}, shown() {} };
   const view = show(document.body, payload, {
     block,
     moved: (id) => page.moved(id),
     noted: (line) => page.noted(line),
+    shown: () => page.shown(),
   });
   page = surroundings(payload.key ?? "", (message) => {
     view.theme(message.theme);

@@ -28,7 +28,7 @@ from agentkit.runs import Run, RunError, append_to, cost, write_bytes
 from agentkit.runs.files import step_of, steps
 from agentkit.runs.run import CONTROL
 from agentkit.views import plots
-from agentkit.views.widgets.base import clip
+from agentkit.views.widgets.base import ENDINGS, clip
 
 LISTED = 8  # alarms in the panel, the latest first
 TEXT = 600  # characters of one turn
@@ -79,7 +79,7 @@ def ending(run: Run, recipe: Recipe, error: BaseException | None) -> str:
 def told(title: str, t: Trajectory, task: Task | None) -> html.Markup:
     """A trajectory turn by turn, with its task where that is known."""
     reward = "no reward" if t.reward is None else f"reward {t.reward:.3g}"
-    facts = f"{reward}, {t.stop_reason.value}, {trajectory_id(t)}"
+    facts = f"{reward}, {ENDINGS[t.stop_reason]}, {trajectory_id(t)}"
     parts = [html.element("h4", title), html.element("p", facts, class_="soft")]
     if task:
         parts.append(html.paragraphs([clip(task.prompt, TEXT), f"gold: {clip(task.answer, TEXT)}"]))
@@ -197,7 +197,7 @@ class Dashboard:
     def _panel(self, metrics: pd.DataFrame) -> html.Markup:
         """Progress and the latest alarms."""
         alarms, said = read_alarms(self.run), [progress(metrics, self.recipe, bool(self._ended)), self._ended]
-        note = f"{len(alarms)} alarms fired; the latest stand here." if alarms else "No alarm has fired."
+        note = f"Alarms: {len(alarms)}, the latest first." if alarms else "No alarm has fired."
         return html.joined([
             *(html.element("p", html.element("b", sentence)) for sentence in said if sentence),
             *(alarm_block(alarm) for alarm in alarms[::-1][:LISTED]),

@@ -27,7 +27,6 @@ const scored = (rollouts) => rollouts.filter((rollout) => rollout.reward !== nul
 const bestOf = (rollouts) => scored(rollouts).reduce((best, r) => (!best || r.reward > best.reward ? r : best), null);
 const worstOf = (rollouts) => scored(rollouts).reduce((worst, r) => (!worst || r.reward < worst.reward ? r : worst), null);
 const isDead = ({ rollouts }) => unique(scored(rollouts).map((rollout) => rollout.reward)).length <= 1;
-const stopped = (rollout) => rollout.stop.replaceAll("_", " ");
 
 /** A number with a bar from the middle: right for more than 0, left for less. */
 function meter(value, most) {
@@ -49,7 +48,7 @@ function row(tag, cells, words = []) {
 
 function drawTable(group, names, chosen, choose) {
   const most = Math.max(0, ...group.rollouts.map((rollout) => Math.abs(rollout.advantage ?? 0)));
-  const head = ["sample", "verdict", "reward", "advantage", "answer", ...names, "turns", "calls", "failed", "tokens", "stopped"];
+  const head = ["sample", "verdict", "reward", "advantage", "answer", ...names, "turns", "calls", "failed", "tokens", "end"];
   const words = [4, head.length - 1];
   const body = node("tbody");
   for (const rollout of group.rollouts) {
@@ -64,7 +63,7 @@ function drawTable(group, names, chosen, choose) {
         rollout.answer ?? "(none)",
         ...names.map((name) => (parts.has(name) ? number(parts.get(name)) : "–")),
         ...[rollout.turns.length, rollout.calls, rollout.failed, rollout.tokens].map(String),
-        stopped(rollout),
+        rollout.stop,
       ],
       words,
     );
@@ -89,7 +88,7 @@ function differences(a, b, names) {
     ["reward", number(a.reward), number(b.reward)],
     ...names.map((name) => [`reward component ${name}`, part(one, name), part(two, name)]),
     ["answer", a.answer ?? "(none)", b.answer ?? "(none)"],
-    ["stopped", stopped(a), stopped(b)],
+    ["end", a.stop, b.stop],
     ["turns", String(a.turns.length), String(b.turns.length)],
     ["tool calls", String(a.calls), String(b.calls)],
     ["failed calls", String(a.failed), String(b.failed)],

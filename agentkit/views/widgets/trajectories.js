@@ -77,8 +77,9 @@ function drawHead(state, name, column, p, odd) {
     if (column.scored) head.append(node("span", "soft", `${column.right} of ${column.scored} ${rest}`));
     section.append(drawSamples(state, column, p));
   }
-  const facts = `stopped: ${trajectory.stop.replaceAll("_", " ")} · ${count(trajectory.tokens, "token")}`;
-  section.append(drawAnswer(trajectory), drawComponents(trajectory, odd), node("div", "facts", facts));
+  const ended = node("span", trajectory.stop.startsWith("stopped") ? "wrong" : "", trajectory.stop);
+  const facts = node("div", "facts", "", ended, ` · ${count(trajectory.tokens, "token")}`);
+  section.append(drawAnswer(trajectory), drawComponents(trajectory, odd), facts);
   return section;
 }
 
@@ -178,8 +179,9 @@ function download(name, text) {
 }
 
 // ---- the whole view ----
-/** Draw the view. `block(i)` gives part of the payload, `moved` hears the id of the task turned to, `noted` the notes. */
-function show(element, payload, { block, moved, noted }) {
+/** Draw the view. `block(i)` gives part of the payload, `moved` hears the id of the task turned to, `noted` the notes,
+ * `shown` that a link was followed to a task of this view. */
+function show(element, payload, { block, moved, noted, shown }) {
   const { policies } = payload;
   const tasks = payload.tasks.map((task, index) => ({ ...task, index }));
   const shelf = makeShelf(payload.block, block);
@@ -285,18 +287,21 @@ function show(element, payload, { block, moved, noted }) {
   );
   go(0, true);
   const [theme, stop] = followTheme(root);
-  /** Turn to a task; where the filters hide it they are taken off. */
+  /** Turn to a task, if it is one of this view's; where the filters hide it they are taken off. */
   const open = (id) => {
-    if (state.chosen[state.at]?.id === id || !tasks.some((task) => task.id === id)) return;
+    if (!tasks.some((task) => task.id === id)) return false;
+    if (state.chosen[state.at]?.id === id) return true;
     if (!state.chosen.some((task) => task.id === id)) {
       for (const choice of [byOutcome, byFamily, byDifficulty, byMark]) choice.value = "0";
       searchBox.value = "";
       state.chosen = tasks;
     }
     go(state.chosen.findIndex((task) => task.id === id));
+    return true;
   };
   const hear = (message) => {
     if (message.address) open(addressedTask(message.address));
+    if (message.link && open(addressedTask(message.link))) shown();
     if (message.stored) notes.merge(readNotes(message.stored));
     if (message.kept === true) notes.say("saved in this browser");
     if (message.kept === false) notes.say("not saved: this browser keeps nothing for this page, so export the notes", true);
@@ -319,11 +324,19 @@ async function render({ model, el }) {
     },
   });
   const follow = () => view.open(model.get("task_id"));
+  const link = (event) => {
+    const address = event.target.closest?.('a[href^="#task="]')?.getAttribute("href");
+    if (!address || !view.open(addressedTask(address))) return;
+    event.preventDefault();
+    el.scrollIntoView();
+  };
+  document.addEventListener("click", link, true);
   const report = () => view.say(model.get("status"), model.get("status").startsWith("not saved"));
   follow();
   model.on("change:task_id", follow);
   model.on("change:status", report);
   return () => {
+    document.removeEventListener("click", link, true);
     view.flush();
     model.off("change:task_id", follow);
     model.off("change:status", report);

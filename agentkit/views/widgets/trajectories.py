@@ -22,7 +22,7 @@ from agentkit.trajectories import by_task, results_of
 from agentkit.views.widgets.base import LiveView, View, packed, task_fields, trajectory_fields
 from agentkit.views.widgets.states import States
 
-SAMPLES = 4  # of a task and policy that are shown; all are counted
+SAMPLES = 8  # of a task and policy that are shown; all are counted
 BLOCK = 20  # tasks that a browser unpacks together
 NOTES = (
     "notes.jsonl"  # in the run: a line for each change, the newest of a task counts; empty text takes it back
