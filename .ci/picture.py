@@ -1,4 +1,5 @@
-"""The README's picture: a test task that SFT fails and GRPO solves, because it makes a failed call again.
+"""The README's two pictures: a test task that SFT fails and GRPO solves, because it makes a failed call
+again, and the dashboard that the run's training left.
 
     .venv/bin/python .ci/picture.py [outputs/demo]
 
@@ -11,7 +12,7 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
 from agentkit import Trajectory, load_run
 from agentkit.runs import write_bytes
@@ -50,9 +51,18 @@ def main() -> None:
         size = {"width": WIDTH, "height": 3000}
         page = browser.new_page(viewport=size, device_scale_factor=1.25, color_scheme="light")
         page.goto(f"{view.as_uri()}#task={task}")
-        box = page.locator(".columns").bounding_box()
-        whole = {"x": 0, "y": 0, "width": WIDTH, "height": box["y"] + box["height"]}
-        write_bytes(ROOT / "docs" / "images" / "viewer.png", page.screenshot(clip=whole))
+        page.locator(".same > summary").click()
+        draw(page, ".columns", "viewer.png")
+        page.goto(run.file("train", "dashboard.html").resolve().as_uri())
+        page.wait_for_selector(".plot .xtick")
+        draw(page, ".plot", "dashboard.png", 0.5)  # the first two rows of panels
+
+
+def draw(page: Page, last: str, name: str, share: float = 1.0) -> None:
+    """The page down to the end of the last element that is shown, or of a share of it."""
+    box = page.locator(last).bounding_box()
+    whole = {"x": 0, "y": 0, "width": WIDTH, "height": box["y"] + share * box["height"]}
+    write_bytes(ROOT / "docs" / "images" / name, page.screenshot(clip=whole))
 
 
 if __name__ == "__main__":

@@ -94,8 +94,8 @@ class Comparison:
             [pair.replace("->", " → "), *map(html.task_links, sides.values())]
             for pair, sides in self.flipped.items()
         ]
-        columns = ["by the first sample", "from wrong to right", "from right to wrong"]
-        return html.folded("Tasks that changed sides", html.table(columns, rows))
+        table = html.table(["by the first sample", "from wrong to right", "from right to wrong"], rows)
+        return html.folded("Tasks that changed sides", table)
 
     def _repr_html_(self) -> str:
         caption = f"{self.n_tasks} tasks; 95 % intervals over tasks in brackets"

@@ -103,10 +103,7 @@ def paragraphs(texts: Iterable[Any]) -> Markup:
 
 
 def _look(cells: Sequence[Any]) -> str:
-    texts = [
-        cell.striptags() if isinstance(cell, Markup) else cell for cell in cells if isinstance(cell, str)
-    ]
-    if max(map(len, texts), default=0) > _LONG:
+    if max((len(Markup(cell).striptags()) for cell in cells if isinstance(cell, str)), default=0) > _LONG:
         return "words long"
     filled = [cell for cell in cells if cell != ""]
     # text may begin with a number; a dash stands for one that is missing

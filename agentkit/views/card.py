@@ -83,9 +83,8 @@ def _training(run: Run) -> list[Any]:
 
 def _alarms(run: Run) -> list[Any]:
     alarms = read_alarms(run)
-    said = f"{len(alarms)} alarms fired; the last {ALARMS} are shown." if len(alarms) > ALARMS else ""
-    none = "" if alarms else "No alarm fired."
-    return [html.element("p", said or none), *(alarm_block(redact(alarm)) for alarm in alarms[-ALARMS:])]
+    said = f"Alarms: {len(alarms)}. The last {ALARMS} at most are shown." if alarms else "No alarm fired."
+    return [html.element("p", said), *(alarm_block(redact(alarm)) for alarm in alarms[-ALARMS:])]
 
 
 def _trajectories(run: Run) -> list[Any]:
@@ -109,15 +108,17 @@ def _trajectories(run: Run) -> list[Any]:
 def _recipe(run: Run) -> list[Any]:
     manifest = redact(run.manifest)
     keys, used, git = Recipe.keys(), manifest["recipe"], manifest["git"]
-    made = f"agentkit {manifest['versions'].get('agentkit', '?')}, commit {str(git.get('commit', '?'))[:12]}"
-    started = f"Started {manifest.get('created', '?')}, {made}, seed {used.get('seed', '?')}."
+    made = (
+        f"Started {manifest.get('created', '?')}, agentkit {manifest['versions'].get('agentkit', '?')}, "
+        f"commit {str(git.get('commit', '?'))[:12]}, seed {used.get('seed', '?')}."
+    )
     rows = [
         [name, str(value), keys[name].description if name in keys else ""]
         for name, value in used.items()
         if name not in keys or value != keys[name].default
     ]
     table = html.table(["key", "value", "meaning"], rows, "Keys that differ from the defaults")
-    return [table, html.element("p", started, class_="soft")]
+    return [table, html.element("p", made, class_="soft")]
 
 
 SECTIONS: dict[str, Callable[[Run], list[Any]]] = {

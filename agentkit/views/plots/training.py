@@ -14,9 +14,9 @@ from agentkit.views.plots.style import COLOURS, dressed, empty, escaped, whisker
 
 POINTS = 400  # of one curve; more would not be seen and make a browser slow
 PANEL_WIDTH, PANEL_HEIGHT = 3, 235  # panels a row; pixels a row of panels
-WORDS = 30  # characters in a line below a panel
-LEGEND = {"xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "top", "align": "left"}
-LEGEND |= {"showarrow": False}
+LEGEND = {"xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "top", "align": "left"} | {
+    "showarrow": False
+}
 
 # columns, of which the first has to be there; panel title; unit: one that starts with "share" is in percent
 PANELS = (
@@ -74,15 +74,9 @@ def training_curves(metrics: pd.DataFrame) -> go.Figure:
 
 
 def _legend(curves: Sequence[go.Scatter]) -> str:
-    """The curves' names in their colours, in lines as wide as a panel on a narrow page."""
-    lines, room = [[]], WORDS
-    for curve in curves:
-        room -= len(curve.name) + 2
-        if room < 0 and lines[-1]:
-            lines.append([])
-            room = WORDS - len(curve.name)
-        lines[-1].append(f'<span style="color:{curve.line.color}; font-size:11px">● {curve.name}</span>')
-    return "<br>".join(map("  ".join, lines))
+    """The curves' names in their colours, two in a line: a panel on a narrow page holds no more."""
+    names = [f'<span style="color:{c.line.color}; font-size:11px">● {c.name}</span>' for c in curves]
+    return "<br>".join("  ".join(names[i : i + 2]) for i in range(0, len(names), 2))
 
 
 def _draw_line(figure: go.Figure, metrics: pd.DataFrame, column: str, colour: str, **place: int) -> None:
