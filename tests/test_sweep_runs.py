@@ -63,7 +63,7 @@ def test_the_sweep_that_drafts_suites_can_be_run():
         ({"arms": {"default": {}, "tables": {"beta": 0.1}}}, "a folder of the sweep has this name"),
         ({"arms": {"default": {}, "b": {"seed": 3}}}, "may not set seed"),
         ({"arms": {"default": {}, "../b": {"beta": 0.1}}}, "arm name '../b' is refused"),
-        ({"arms": {"default": {}, "b": {"policy": "rft"}}}, "measure no policy 'rft', only sft, grpo, sft_more"),
+        ({"arms": {"default": {}, "b": {"policy": "rft"}}}, "measure no policy 'rft', only sft, grpo"),
         ({"arms": {"default": {}, "b": {"reward": "none"}}}, "arm 'b': reward none starts from nothing"),
         ({"arms": {"default": {}, "b": {"lab": "typo.py"}}}, "line 2: SyntaxError"),
         ({"recipe": "few.yaml", "arms": {"default": {}, "b": {"n_tasks": 24}}}, "'b' is tested on other tasks than 'default'"),
