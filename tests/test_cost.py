@@ -15,14 +15,9 @@ PRICES = Path(__file__).resolve().parents[1] / "params" / "prices.yaml"
 RATES = Rates(rollout=2.0, evaluation=3.0, update=0.5, demonstration=0.25, other=100.0, source="test")
 # 100 tasks: 70 train, 15 validation, 15 test; 4 rollouts a step
 SMALL = {
-    "n_tasks": 100,
-    "steps": 10,
-    "prompts_per_step": 2,
-    "group_size": 2,
-    "micro_batch": 2,
-    "val_every": 4,
+    "n_tasks": 100, "steps": 10, "prompts_per_step": 2, "group_size": 2, "micro_batch": 2, "val_every": 4,
     "val_tasks": 60,
-}
+}  # fmt: skip
 SMALL |= {"test_samples": 4, "sft": True, "sft_transcripts": 2, "sft_epochs": 3}
 
 

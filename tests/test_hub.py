@@ -138,14 +138,9 @@ def test_the_five_sources_of_open_agentrl(tmp_path):
     right = ["0.5", "1+x^2", "(1,2)", "b", "print(2 * int(input()))", "def add(a, b): return a + b",
              "class Solution:\n    def sort(self, nums: List[int], k: int):\n        return sorted(nums)"]  # fmt: skip
     wrong = [
-        "1/3",
-        "x^2",
-        "(2,1)",
-        "c",
-        "print(input())",
-        "def add(a, b): return [a + b]",
+        "1/3", "x^2", "(2,1)", "c", "print(input())", "def add(a, b): return [a + b]",
         "class Solution: pass",
-    ]
+    ]  # fmt: skip
     assert [verify(task, text).value for task, text in zip(tasks, right, strict=True)] == [1] * 7
     assert [verify(task, text).value for task, text in zip(tasks, wrong, strict=True)] == [0] * 7
     assert tasks[0].prompt == "Solve deepscaler." and "Solve" in tasks[4].prompt

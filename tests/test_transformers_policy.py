@@ -54,12 +54,8 @@ def forgetful():
 def latent():
     """A model that makes keys and values anew from what the cache holds (multi-head latent attention)."""
     ranks = {
-        "q_lora_rank": 8,
-        "kv_lora_rank": 8,
-        "qk_rope_head_dim": 4,
-        "qk_nope_head_dim": 4,
-        "v_head_dim": 4,
-    }
+        "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4,
+    }  # fmt: skip
     experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
                "moe_intermediate_size": 16}  # fmt: skip
     return tiny(

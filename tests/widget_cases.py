@@ -24,12 +24,8 @@ def trajectory(
         "old_logprobs": (-0.5,) * 3,
     }
     fields = {
-        "turns": turns,
-        "stop_reason": StopReason.ANSWER,
-        "answer": answer,
-        "success": success,
-        "why": why,
-    }
+        "turns": turns, "stop_reason": StopReason.ANSWER, "answer": answer, "success": success, "why": why,
+    }  # fmt: skip
     fields["components"] = components or {}
     return Trajectory(task_id, policy, sample, 0, **(tokens | fields | more))
 

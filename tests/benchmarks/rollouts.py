@@ -144,16 +144,11 @@ def _trainer(tasks: Sequence[Task], **tools: Any) -> Any:
     model, tokenizer = load_agent("nano")
     tokenizer.response_template = qwen3_template
     config = GRPOConfig(
-        output_dir=tempfile.mkdtemp(),
-        num_generations=GROUP,
-        per_device_train_batch_size=len(tasks) * GROUP,
-        max_completion_length=TURNS * TURN_TOKENS,
-        max_tool_calling_iterations=TURNS - 1,
-        temperature=TEMPERATURE,
-        use_cpu=True,
-        bf16=False,
+        output_dir=tempfile.mkdtemp(), num_generations=GROUP,
+        per_device_train_batch_size=len(tasks) * GROUP, max_completion_length=TURNS * TURN_TOKENS,
+        max_tool_calling_iterations=TURNS - 1, temperature=TEMPERATURE, use_cpu=True, bf16=False,
         report_to="none",
-    )
+    )  # fmt: skip
     return GRPOTrainer(
         model=model,
         args=config,

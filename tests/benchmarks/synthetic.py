@@ -29,14 +29,7 @@ _TABLES = tomllib.loads(Path(__file__).with_name("synthetic.toml").read_text(enc
 CONSEQUENCES: dict[str, list[str]] = _TABLES["consequences"]  # what a fault brings with it
 
 World = dict[str, Any]  # what one simulated step is drawn from; a fault changes some of it
-METRICS = (
-    "kl",
-    "entropy",
-    "grad_norm",
-    "clip_fraction",
-    "mismatch",
-    "loss",
-)  # of a world, which a step's row holds
+METRICS = ("kl", "entropy", "grad_norm", "clip_fraction", "mismatch", "loss")  # which a step's row holds
 HEALTHY = _TABLES["healthy"] | {"dead": None}  # dead: the value of a component that never varies
 
 
@@ -233,22 +226,13 @@ def _rollout(
     if not success:
         answer = f"guess {task} {rng.randrange(30)}"
     return Trajectory(
-        task_id=str(task),
-        policy="grpo",
-        sample=sample,
-        seed=0,
-        prompt_ids=(),
-        completion_ids=IDS[:length],
-        action_mask=(),
-        old_logprobs=(),
-        turns=turns,
-        stop_reason=StopReason.TOKEN_LIMIT if cut else StopReason.ANSWER,
-        answer=None if cut else answer,
-        success=success,
-        components=components,
+        task_id=str(task), policy="grpo", sample=sample, seed=0, prompt_ids=(), completion_ids=IDS[:length],
+        action_mask=(), old_logprobs=(), turns=turns,
+        stop_reason=StopReason.TOKEN_LIMIT if cut else StopReason.ANSWER, answer=None if cut else answer,
+        success=success, components=components,
         reward=sum(world["weights"].get(name, 1.0) * value for name, value in components.items()),
         step=step,
-    )
+    )  # fmt: skip
 
 
 def _turns(entity: int, calls: int, world: World, rng: random.Random) -> tuple[Turn, ...]:

@@ -17,14 +17,9 @@ from agentkit.rollouts import rollout
 ROOT = Path(__file__).resolve().parents[2]
 AUTOPSIES = lab_file("autopsies").AUTOPSIES
 SMALL = {
-    "n_tasks": 80,
-    "sft_transcripts": 1,
-    "steps": 1,
-    "prompts_per_step": 2,
-    "micro_batch": 8,
-    "val_every": 1,
-    "val_tasks": 2,
-}
+    "n_tasks": 80, "sft_transcripts": 1, "steps": 1, "prompts_per_step": 2, "micro_batch": 8,
+    "val_every": 1, "val_tasks": 2,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
