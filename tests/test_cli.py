@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import nbformat
@@ -116,7 +115,7 @@ def test_a_run_from_any_folder_finds_what_ships_and_writes_here(tmp_path, monkey
 
 @pytest.mark.slow
 def test_an_installed_wheel_runs_a_recipe_that_it_holds(tmp_path):
-    """Notebooks and recipes are in it; only the packages it needs are this environment's."""
+    """Notebooks and recipes are in it, and copied where asked for; only the packages are this environment's."""
     source, wheel = tmp_path / "source", tmp_path / "wheel"
     listed = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(listed, capture_output=True, check=True).stdout.decode().split("\0"):
@@ -126,14 +125,19 @@ def test_an_installed_wheel_runs_a_recipe_that_it_holds(tmp_path):
     build = [sys.executable, *"-m pip wheel --no-build-isolation --no-deps -qw".split(), str(wheel), "."]
     subprocess.run(build, cwd=source, check=True, capture_output=True)
     (file,) = wheel.iterdir()
-    zipfile.ZipFile(file).extractall(tmp_path / "installed")
-    words = "run params/nano.yaml --run outputs/a -p n_tasks=20 -p families=A -p new_templates=[]".split()
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "installed"), "HOME": str(tmp_path)}
-    here = tmp_path / "work"
+    installed, here = tmp_path / "installed", tmp_path / "work"
+    install = [sys.executable, *"-m pip install --no-deps -q --target".split(), str(installed), str(file)]
+    subprocess.run(install, check=True, capture_output=True)
+    environment = os.environ | {"PYTHONPATH": str(installed), "HOME": str(tmp_path)}
     here.mkdir()
-    command = [sys.executable, "-m", "agentkit.cli", *words, "--to", "01"]
-    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
+    run = "run params/nano.yaml --run outputs/a -p n_tasks=20 -p families=A -p new_templates=[] --to 01"
+    for words in ("new mine --notebooks", run):
+        command = [str(installed / "bin" / "agentkit"), *words.split()]
+        done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-2000:]
+    copied = {path.name for path in (here / "notebooks").iterdir()}
+    assert copied == {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert (here / "params" / "labs" / "mine.py").is_file() and (here / "params" / "nano.yaml").is_file()
     assert len(Path(here / "outputs/a/tasks.jsonl").read_text().splitlines()) == 20
 
 

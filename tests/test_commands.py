@@ -125,8 +125,7 @@ def _papermill(words: list[str]) -> None:
 
 
 def _make(words: list[str]) -> None:
-    targets = re.search(".PHONY: (.*)", (ROOT / "Makefile").read_text())[1].split()
-    assert {word for word in words if "=" not in word} <= set(targets), words
+    subprocess.run(["make", "-n", *words], cwd=ROOT, check=True, capture_output=True)
 
 
 LOCKS = {
