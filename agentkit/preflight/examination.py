@@ -143,8 +143,8 @@ def report(
     scorings = [score_all(tasks, trajectories, reward) for trajectories in shifted]
     unscored, golden = golden, score_all(tasks, golden, reward)
     groups, by_id = groups_by_task(scorings[0]), {task.id: task for task in tasks}
-    own = reward.keys()  # what an environment gives itself cannot be varied
-    played = [(by_id[t.task_id], t) for t in unscored if t.success == 1.0 and not own & t.components.keys()]
+    names = reward.keys()  # what an environment gives itself cannot be varied
+    played = [(by_id[t.task_id], t) for t in unscored if t.success == 1.0 and not names & t.components.keys()]
     being_right = reward_checks.being_right(reward, _some(played))
     probed = _probed(reward, golden, scorings[0], by_id)
     gold = (
