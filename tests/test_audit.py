@@ -144,6 +144,13 @@ def test_scoring_that_does_not_repeat_is_found(monkeypatch):
     assert ("repeatable", "x") in failures(Task("x", "p?", "Paris"))
 
 
+def test_a_verifier_that_cannot_judge_what_is_wrong_is_found(monkeypatch):
+    monkeypatch.setitem(
+        KINDS, "exact", lambda answer, gold: Score(1.0 if answer == gold else None, "no idea")
+    )
+    assert failures(Task("x", "p?", "Paris")) >= {("perturbed", "x"), ("refusal", "x")}
+
+
 def test_a_pattern_need_not_take_itself():
     legs = Task("x", "How many legs has a dog?", "(?i)(four|4)", "regex")
     assert failures(legs) == set()

@@ -38,8 +38,10 @@ def test_a_batch_that_is_not_what_was_sampled_is_refused(tmp_path, monkeypatch):
     ):
         changed = SimpleNamespace(of=lambda *given, change=change: change(make(*given)))
         monkeypatch.setattr(loop, "Batch", changed)
+        made = make_trainer(tmp_path / says.split()[-3])
         with pytest.raises(RunError, match=f"the batch must not be trained on: .*{says}"):
-            make_trainer(tmp_path / says.split()[-3]).train()
+            made.train()
+        assert made.done == 0, "before step 1"
 
 
 def test_a_short_run_writes_everything_keeps_the_best_adapter_and_repeats_itself(suite, tmp_path):
