@@ -100,6 +100,7 @@ class Trajectory:
     reward: float | None = None  # the combined reward; None is "not scored"
     advantage: float | None = None
     step: int | None = None  # optimiser step it was sampled for; None outside training
+    state: Any = None  # the environment's at its end, as JSON values; None where it shows none
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,6 +97,31 @@ def test_no_other_task_judges(lab, policy, rolled):
         lab.fork(other, original, 0, policy)
 
 
+class Counting(CorpusEnvironment):
+    def reset(self, **row):
+        self.calls = 0
+
+    def search(self, query: str) -> str:
+        """Look something up.
+
+        Args:
+            query: What to look up.
+        """
+        self.calls += 1
+        return super().search(query)
+
+    def state(self):
+        return {"calls": self.calls}
+
+
+def test_the_state_is_that_of_the_whole_continuation(policy, rolled):
+    tasks = [task for task, _ in rolled]
+    originals = agentkit.rollout(tasks, policy, environment=Counting, temperature=0.0)
+    original = max(originals, key=lambda t: t.state["calls"])
+    (again,) = agentkit.fork(original, 0, policy, n=1, temperature=0.0, environment=Counting)
+    assert again.state == original.state and original.state["calls"] > 1
+
+
 class Clock(CorpusEnvironment):
     ticks = 0
 

@@ -18,7 +18,7 @@ import pandas as pd
 from agentkit.evaluation.evidence import answer_if, stands
 from agentkit.records import Score, Task, Trajectory
 from agentkit.trajectories import needs_tools, plan_of, results_of, trajectory_id, verifier_kind
-from agentkit.verifiers import normalize, parse_number
+from agentkit.verifiers import judges_state, normalize, parse_number
 from agentkit.verifiers.programs import extract_code, run_calls, same
 
 SAMPLE = 16  # trajectories audited in a step
@@ -30,6 +30,8 @@ CALLS_S = 1.8
 def audit(task: Task, trajectory: Trajectory) -> Score:
     """Judge a trajectory independently of its verifier: 1 sound, 0 not, None where it cannot tell."""
     kind, answer = verifier_kind(task), trajectory.answer
+    if judges_state(kind):
+        return Score(None, "the state was judged, and not the answer")
     if answer is None:
         return Score(0.0, "no answer")
     if kind == "code":

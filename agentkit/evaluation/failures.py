@@ -12,7 +12,8 @@ import pandas as pd
 from agentkit.evaluation import Samples, flatten
 from agentkit.evaluation.evidence import answer_if, stands
 from agentkit.records import StopReason, Task, ToolResult, Trajectory
-from agentkit.trajectories import expected_of, needs_tools, plan_of, results_of
+from agentkit.trajectories import expected_of, needs_tools, plan_of, results_of, verifier_kind
+from agentkit.verifiers import judges_state
 
 FAILURES = {
     "engine failed": "the engine or the environment broke, or the wall clock ran out: not the policy's fault",
@@ -24,7 +25,7 @@ FAILURES = {
     "stopped after a failed call": "the last call failed and was not repeated",
     "fact not found": "a fact that the plan needs was never seen",
     "step skipped": "the facts were there, and a later step was done in the head",
-    "wrong result": "the tools worked and the answer is wrong",
+    "wrong result": "the tools worked and the answer, or the state, is wrong",
 }
 ENDED = {
     StopReason.ERROR: "engine failed",
@@ -39,13 +40,14 @@ def failure_class(t: Trajectory, task: Task) -> str:
     """The one class of FAILURES a failed trajectory belongs to: the first whose rule holds."""
     if t.stop_reason in ENDED:
         return ENDED[t.stop_reason]
-    if not (t.answer or "").strip() or stands(task.answer, t.answer):
+    by_state = judges_state(verifier_kind(task))
+    if not by_state and (not (t.answer or "").strip() or stands(task.answer, t.answer)):
         return "answer form"
     results = results_of(t)
     worked = [result for result in results if result.ok]
     if needs_tools(task) and not worked:
         return "no call worked"
-    if _was_seen(task, worked):
+    if not by_state and _was_seen(task, worked):
         return "misreported"
     if results and not results[-1].ok:
         return "stopped after a failed call"

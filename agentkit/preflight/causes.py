@@ -31,6 +31,11 @@ ANYTHING = {  # a check of the audit, and what a verifier that fails it takes
     "prompt echo": "the question as its own answer",
     "empty": "nothing at all",
     "refusal": "a refusal",
+    "calls alone": "the plan's calls where they changed nothing",
+    "no calls": "that nothing was done",
+    "call dropped": "the plan without one of its calls",
+    "call repeated": "a call that was made twice",
+    "another argument": "a call with another argument",
 }
 
 
@@ -99,7 +104,7 @@ def verifier(tasks: Sequence[Task], environments: Environments) -> Item:
     elif len(taken) > ODDS * len(tasks):
         (check, _), *_ = Counter(row["check"] for row in taken).most_common()
         failed, does = [row for row in taken if row["check"] == check], f"takes {ANYTHING[check]}"
-        advice = "Compare the whole answer with the gold one"
+        advice = "Compare all of the answer, or of the state, with what is right"
     else:
         return Item(
             "Verifier", "green", f"The verifiers of {len(tasks)} tasks refuse answers that are wrong."

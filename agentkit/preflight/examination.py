@@ -23,7 +23,7 @@ from agentkit.preflight.forecasting import forecast
 from agentkit.preflight.probe import Probed, probe, righted
 from agentkit.preflight.report import Item, Preflight
 from agentkit.records import RecipeError, Task, Trajectory
-from agentkit.rewards import Reward, score_all
+from agentkit.rewards import Reward, is_read, score_all
 from agentkit.rollouts import rollout
 from agentkit.rollouts.policy import Policy
 from agentkit.rollouts.tokens import exact_decode
@@ -32,7 +32,8 @@ from agentkit.training import memory
 from agentkit.training.advantages import teaches_nothing
 from agentkit.training.launch import Work
 from agentkit.training.update_timing import update_seconds
-from agentkit.trajectories import groups_by_task
+from agentkit.trajectories import groups_by_task, verifier_kind
+from agentkit.verifiers import judges_state
 
 TASKS, REPEATS, PROBED = 12, 4, 3
 GOLD = 2  # by the expert, for each that is rolled out: it, and the one behind, which may be its pair
@@ -159,7 +160,7 @@ def report(
         checks.scoring_noise(scorings, recipe.advantage),
         checks.success(groups, golden),
         checks.dead_groups(groups, partial(teaches_nothing, by_id, reward, recipe, own=own)),
-        checks.silence(groups),
+        checks.silence([g for g in groups if not judges_state(verifier_kind(by_id[g.task_id]))]),
         checks.masks(groups, decode),
         checks.power(groups, n_test, recipe.test_samples),
     )
@@ -177,7 +178,7 @@ def _probed(
     pairs = [(task, t if t.success == 1.0 else righted(task, t)) for task, t in pairs]
     read = Probed((), (), ("what the environment saw",))
     return {
-        name: read if getattr(component, "is_read", False) else probe(component, pairs, tasks.values())
+        name: read if is_read(component) else probe(component, pairs, tasks.values())
         for name, (component, _) in reward.items()
     }
 

@@ -15,7 +15,7 @@ from agentkit.preflight.checks import Groups
 from agentkit.preflight.probe import SLOWER, Probed, silent, variants
 from agentkit.preflight.report import Item, gold_ids, ids
 from agentkit.records import Task, Trajectory
-from agentkit.rewards import Reward, score
+from agentkit.rewards import Reward, is_read, score
 from agentkit.tools.outages import momentary
 from agentkit.trajectories import EQUAL, members, met_limit, results_of
 from agentkit.verifiers import verify
@@ -94,7 +94,7 @@ def _penalties(golden: Sequence[Trajectory], reward: Reward, right: Mapping[str,
         name: weight * float(np.mean(_scored(golden, name) or 0.0)) for name, (_, weight) in reward.items()
     }
     earned = max(right.get("earns", 0.0), sum(mean for mean in means.values() if mean > 0), EQUAL)
-    read = {name for name, (component, _) in reward.items() if getattr(component, "is_read", False)}
+    read = {name for name, (component, _) in reward.items() if is_read(component)}
     varied = {*right.get("moved", ()), *read}
     return {name: mean for name, mean in means.items() if name not in varied and -mean > SLACK * earned}
 
@@ -121,6 +121,8 @@ def being_right(reward: Reward, gold: Sequence[tuple[Task, Trajectory]]) -> Item
     why = _blamed(reward, losses, quits, chance, earns)
     if why == NOTHING and other["reward"] < -chance["reward"]:
         why = CALLS
+    if why == NOTHING and any(is_read(part) and weight for part, weight in reward.values()):
+        why = ""  # the state cannot be varied
     finding = f"A gold trajectory earns {earns:.3g} more than the same with {wrong}."
     moved = [n for n in reward if abs(quits[n]) > chance[n]]
     values = {"earns": earns, "moved": moved, "names": why not in ("", NOTHING, CALLS)}

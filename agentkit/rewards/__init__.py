@@ -21,7 +21,7 @@ from agentkit.rewards.components import (
     tool_call_reward,
 )
 from agentkit.rewards.presets import from_recipe, plan, tcr, tcr_paper, toolrl, toolrla
-from agentkit.rewards.scoring import Component, Reward, check_reward, product, score, score_all
+from agentkit.rewards.scoring import Component, Reward, check_reward, is_read, product, score, score_all
 
 __all__ = [
     "Component",
@@ -32,6 +32,7 @@ __all__ = [
     "efficiency",
     "format_score",
     "from_recipe",
+    "is_read",
     "judged",
     "of_environments",
     "plan",

@@ -8,15 +8,16 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from numbers import Real
 
 from agentkit.records import Task, Trajectory
-from agentkit.runs.labfile import blame, check_takes
+from agentkit.runs.labfile import blame, check_takes, takes
 from agentkit.tools.execution import settled
 
-Component = Callable[[Task, Trajectory], float | None]
+Component = Callable[..., float | None]  # (task, trajectory), and state where it asks for that
 Reward = Mapping[str, tuple[Component, float]]  # each component with its weight
 AT_ONCE = 8  # components that wait for a judge
 LARGEST = 1e15  # number that is a reward: squares of much larger ones are infinite in float32
@@ -26,10 +27,21 @@ def product(*factors: Component) -> Component:
     """One component that is the product of several: None where a factor is None."""
 
     def multiplied(task: Task, trajectory: Trajectory) -> float | None:
-        values = [factor(task, trajectory) for factor in factors]
+        values = [ask(factor, task, trajectory) for factor in factors]
         return None if None in values else math.prod(values)
 
     return multiplied
+
+
+def ask(component: Component, task: Task, trajectory: Trajectory) -> float | None:
+    """What a component gives, which may ask for the ``state`` at the end too."""
+    named = {"state": deepcopy(trajectory.state)} if takes(component, "state") else {}
+    return component(task, trajectory, **named)
+
+
+def is_read(component: Component) -> bool:
+    """Whether it reads what the environment saw: no other trajectory tells what it would give."""
+    return getattr(component, "is_read", False) or takes(component, "state")
 
 
 def score(task: Task, trajectory: Trajectory, reward: Reward) -> Trajectory:
@@ -101,7 +113,7 @@ def _at_once(component: Component, pairs: Sequence[tuple[Task, Trajectory]], thr
 def _guarded(name: str, component: Component, task: Task, trajectory: Trajectory) -> float | None:
     """A component's value, None where it does not apply, NaN where it failed, so that the run goes on."""
     try:
-        value = settled(partial(component, task, trajectory))
+        value = settled(partial(ask, component, task, trajectory))
         return None if value is None else float(value) if abs(value) <= LARGEST else math.nan
     except (Exception, SystemExit) as error:  # a reward is user code
         warnings.warn(

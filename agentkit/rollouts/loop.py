@@ -39,10 +39,12 @@ from agentkit.tools.runtime import (
     reset,
     run_blocking,
     run_call,
+    state_of,
     tool_schemas,
     tools_of,
 )
-from agentkit.verifiers import answer_of, verify
+from agentkit.trajectories import verifier_kind
+from agentkit.verifiers import answer_of, judges_state, verify
 
 _NUMBERS = count()  # of trajectories, in this process
 Factory = Callable[[], object]  # of environments
@@ -187,7 +189,7 @@ class _Rollout:
     number: int = field(default_factory=lambda: next(_NUMBERS))
     environment: Any = None
     unread: str = ""  # why the last turn holds no answer
-    failure: DataError | None = None  # why no environment could be reset
+    failure: DataError | None = None  # why no environment could be reset, or its state not read
 
     async def trajectory(self) -> Trajectory:
         """From the first token to the verdict, with an environment of its own."""
@@ -223,6 +225,7 @@ class _Rollout:
             if not clock.expired():
                 raise
             stop = StopReason.TIME_LIMIT
+        state = await self._final_state()
         done = Trajectory(
             self.task.id,
             self.policy.name,
@@ -233,9 +236,10 @@ class _Rollout:
             action_mask=tuple(self.completion.mask),
             old_logprobs=tuple(self.completion.logprobs),
             turns=tuple(self.turns),
-            stop_reason=stop,
+            stop_reason=StopReason.ERROR if self.failure else stop,
             answer=self.answer,
             why=str(self.failure or self.unread),
+            state=state,
         )
         try:
             verdict = await in_thread(partial(_verdict, self.task, done), VERDICT_S)
@@ -349,6 +353,16 @@ class _Rollout:
         ids = self.codec.observation_ids(texts, before)
         self.completion.observed(ids[: self._room()])
 
+    async def _final_state(self) -> Any:
+        """The environment's state at the end; where it cannot be read, the trajectory has failed."""
+        if self.failure:
+            return None
+        try:
+            return await state_of(self.environment, self.limits.tool_timeout_s)
+        except DataError as error:
+            self.failure = error
+            return None
+
     async def _own_reward(self) -> tuple[dict[str, float | None], str]:
         """What the environment itself gives, if it applies; None and the reason where that is no number."""
         if not hasattr(self.environment, "get_reward"):
@@ -373,7 +387,7 @@ def _verdict(task: Task, trajectory: Trajectory) -> Score:
         return Score(None, OUT_OF_TIME)
     if trajectory.stop_reason is StopReason.ERROR:
         return Score(None, trajectory.why)
-    if trajectory.answer is None:
+    if trajectory.answer is None and not judges_state(verifier_kind(task)):
         if trajectory.stop_reason is not StopReason.ANSWER:
             return Score(0.0, f"no answer ({trajectory.stop_reason.value})")
         return Score(0.0, f"no answer: {trajectory.why}")

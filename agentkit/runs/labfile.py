@@ -101,10 +101,18 @@ def blame(error: BaseException) -> str:
         return f"{where}{type(error).__name__}, whose __str__ raises {type(second).__name__}"
 
 
+def takes(function: Callable, name: str) -> bool:
+    """Whether a function has a parameter of this name."""
+    return name in inspect.signature(function).parameters
+
+
 def check_takes(what: str, function: Callable, *arguments: str) -> None:
-    """Raise ValueError where a user's function cannot be called with these arguments, in this order."""
+    """Raise ValueError where a user's function cannot be called with these arguments, in this order, and
+    ``state``, where it asks for that.
+    """
     try:
-        inspect.signature(function).bind(*arguments)
+        named = {"state": None} if takes(function, "state") else {}
+        inspect.signature(function).bind(*arguments, **named)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{what} cannot be called with ({', '.join(arguments)}): {error}") from None
 

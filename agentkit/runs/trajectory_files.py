@@ -21,7 +21,7 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(Trajectory))
 
 # ---- trajectories as Parquet
 def write_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> Path:
-    """Write trajectories as one Parquet file: token fields as lists, turns and components as JSON text."""
+    """Write trajectories as one Parquet file: token fields as lists; turns, components and state as JSON."""
     import pyarrow as pa
 
     kinds: dict[str, Any] = dict.fromkeys(("success", "reward", "advantage"), pa.float64())
@@ -36,6 +36,7 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
     row = {name: getattr(trajectory, name) for name in _FIELDS}
     row["turns"] = json.dumps(finite([dataclasses.asdict(turn) for turn in trajectory.turns]))
     row["components"] = json.dumps(finite(trajectory.components))
+    row["state"] = None if trajectory.state is None else json.dumps(finite(trajectory.state))
     row["stop_reason"] = trajectory.stop_reason.value
     # a model may emit lone surrogates, which UTF-8 lacks
     return {k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for k, v in row.items()}
@@ -50,6 +51,7 @@ def read_trajectories(path: str | Path) -> list[Trajectory]:
     for row in parquet_rows(Path(path)):
         try:
             texts = {name: parse_json(row[name]) for name in TEXTS}
+            texts["state"] = parse_json(row.get("state") or "null")  # older files have none
             trajectories.append(trajectory_from(row | texts))
         except (ValueError, TypeError, KeyError) as error:
             why = " ".join(f"row {len(trajectories) + 1}: {error}".split())[:300]

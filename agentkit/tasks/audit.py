@@ -16,15 +16,18 @@ from typing import Any
 
 from agentkit.records import Score, Task, Trajectory
 from agentkit.runs import with_progress
+from agentkit.tasks import state_audit
 from agentkit.tasks.expert import solve, unsolved
+from agentkit.tasks.state_audit import perturb
 from agentkit.tools import Passages, search_passages
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.runtime import example
 from agentkit.trajectories import plan_of, verifier_kind
-from agentkit.verifiers import looks_at_calls, normalize, verify
+from agentkit.verifiers import judges_state, looks_at_calls, normalize, verify
 
 CHECKS = ("data", "gold", "perturbed", "other entity", "empty", "prompt echo", "both answers", "refusal",
           "longest passage", "repeatable")  # fmt: skip
+ALL_CHECKS = (*CHECKS, *state_audit.CHECKS)
 AT_ONCE = 4  # tasks
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
 MOST_ALLOWED = 0.25  # of a gold number: a tolerance beyond it takes wrong answers
@@ -41,7 +44,8 @@ def audit(tasks: Sequence[Task], environments: Environments = MappingProxyType({
     a gold answer are left out where it is needed. Where a verifier looks at the trajectory, the answers are
     put into that of the scripted expert, who works in the family's environment; for a task without a plan
     into one without calls, and then nothing is asked that must score 1; nor of a pattern without
-    ``right_answer``, which a row says.
+    ``right_answer``, which a row says. Where a verifier judges the state at the end, calls are changed in
+    place of answers (state_audit).
 
     Returns:
         One row for every check and verifier that all tasks passed (``check``, ``verifier``, ``passed``,
@@ -53,10 +57,15 @@ def audit(tasks: Sequence[Task], environments: Environments = MappingProxyType({
         checked = pool.map(lambda task: _checked(task, others.get(task.id), environments), tasks)
         for rows in with_progress(checked, "audit", "task", len(tasks)):
             for row in rows:
-                by_check[CHECKS.index(row["check"]), row["verifier"]].append(row)
+                by_check[ALL_CHECKS.index(row["check"]), row["verifier"]].append(row)
     table = []
     for (check, kind), rows in sorted(by_check.items()):
-        passed = {"check": CHECKS[check], "verifier": kind, "passed": True, "tasks": len(rows)}
+        passed = {
+            "check": ALL_CHECKS[check],
+            "verifier": kind,
+            "passed": True,
+            "tasks": len({row["task"] for row in rows}),
+        }
         table += [row for row in rows if not row["passed"]] or [passed]
     if untried := [task.id for task in tasks if _is_pattern(task) and "right_answer" not in task.meta]:
         why = f"no right answer was tried, as meta['right_answer'] of {untried[0]} would say"
@@ -71,6 +80,8 @@ def _row(check: str, task: Task, answer: str, passed: bool, score: Score) -> dic
 
 def _checked(task: Task, other: str | None, environments: Environments) -> list[dict[str, Any]]:
     """A row for each check of a task, the first alone where its gold data cannot be used."""
+    if judges_state(verifier_kind(task)):
+        return _checked_by_state(task, environments)
     try:
         cases, expert = list(_cases(task, other)), _expert(task, environments)
     except ValueError as error:
@@ -80,11 +91,12 @@ def _checked(task: Task, other: str | None, environments: Environments) -> list[
     for check, answer, right in cases:
         if right and expert is not None and task.meta.get("plan") is None:
             continue
-        score = _score(task, answer, expert)
+        tried = answer if expert is None else replace(expert, answer=answer)
+        score = _score(task, tried)
         passes = score.value is not None and (score.value == 1.0) == right
         rows.append(_row(check, task, answer, passes, score))
         if check in ("gold", "perturbed"):
-            again = _score(task, answer, expert)
+            again = _score(task, tried)
             rows.append(_row("repeatable", task, answer, again == score, again))
     return rows
 
@@ -97,16 +109,38 @@ def _expert(task: Task, environments: Environments) -> Trajectory | None:
         return None
     if task.meta.get("plan") is None:
         return unsolved(task)
+    return solve(task, _environment(task, environments))
+
+
+def _environment(task: Task, environments: Environments) -> object:
     if task.family not in environments:
         raise ValueError(
             f"its verifier looks at trajectories, and no environment of family {task.family!r} is known"
         )
-    return solve(task, example(environments[task.family]))
+    return example(environments[task.family])
 
 
-def _score(task: Task, answer: str, expert: Trajectory | None) -> Score:
+def _checked_by_state(task: Task, environments: Environments) -> list[dict[str, Any]]:
     try:
-        return verify(task, answer if expert is None else replace(expert, answer=answer))
+        cases = list(state_audit.cases(task, _environment(task, environments)))
+    except ValueError as error:
+        return [_row("data", task, "", False, Score(None, str(error)))]
+    rows = [_row("data", task, "", True, Score(None))]
+    judged = replace(task, meta=task.meta | {"required_tools": ()})  # calls are changed, and the state counts
+    for check, done, right, why in cases:
+        score, said = _score(judged, done), state_audit.described(done)
+        passes = score.value is not None and (score.value == 1.0) == right
+        told = score if passes else Score(score.value, f"{score.why or 'no reason given'}; {why}")
+        rows.append(_row(check, task, said, passes, told))
+        if check == "gold":
+            again = _score(judged, done)
+            rows.append(_row("repeatable", task, said, again == score, again))
+    return rows
+
+
+def _score(task: Task, tried: str | Trajectory) -> Score:
+    try:
+        return verify(task, tried)
     except (TypeError, ValueError) as error:  # an option that the verifier does not have, or no verifier
         return Score(None, str(error))
 
@@ -141,14 +175,6 @@ def _is_pattern(task: Task) -> bool:
     """Whether the gold answer is a pattern, and no answer that the verifier must take."""
     own = verifier_kind(task) == "regex" and "pattern" not in task.verifier
     return own and bool(re.search(r"[^\w\s]", task.answer))
-
-
-def perturb(answer: str) -> str:
-    """Another answer of the same look: the first digit raised, or another word in front."""
-    for position, character in enumerate(answer):
-        if character.isdecimal():
-            return f"{answer[:position]}{(int(character) + 1) % 10}{answer[position + 1 :]}"
-    return f"New {answer}"
 
 
 def _wrong_answer(task: Task, gold: str, right: set[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentkit.records import StopReason, SuiteError, Task, ToolCall, Trajectory, Turn
 from agentkit.runs import parse_json, with_progress
-from agentkit.tools.runtime import example, reset, run_blocking, run_call
+from agentkit.tools.runtime import example, reset, run_blocking, run_call, state_of
 from agentkit.trajectories import verifier_kind
 from agentkit.verifiers import verify
 
@@ -50,7 +50,7 @@ async def _solve(task: Task, environment: object) -> Trajectory:
         called = f"{task.prompt!r}: {step['tool']}({arguments})"
         if not result.ok:
             raise PlanError(f"{called} failed: {result.observation.removeprefix('Error: ')}")
-        value = result.observation if expected is None else shown(result.observation, expected)
+        value = value_of(step, result.observation)
         if value is None:
             raise PlanError(
                 f"{called} does not find {expected!r} in {result.observation!r:.160}: a value must stand "
@@ -60,7 +60,20 @@ async def _solve(task: Task, environment: object) -> Trajectory:
         values.append(value)
         turns.append(Turn("", (0, 0), (result,)))
     answer = answer_of(task, values[-1]) if values else task.answer
-    return replace(unsolved(task), turns=(*turns, Turn(answer, (0, 0))), answer=answer)
+    state = await state_of(environment, PATIENCE_S)
+    return replace(unsolved(task), turns=(*turns, Turn(answer, (0, 0))), answer=answer, state=state)
+
+
+def replay(task: Task, environment: object, calls: Iterable[ToolCall]) -> Trajectory:
+    """These calls in the environment after a reset, whatever they reply: a trajectory without an answer."""
+    return run_blocking(_replay(task, environment, calls))
+
+
+async def _replay(task: Task, environment: object, calls: Iterable[ToolCall]) -> Trajectory:
+    await reset(environment, task, PATIENCE_S)
+    results = [await run_call(call, environment, timeout_s=PATIENCE_S) for call in calls]
+    turns = tuple(Turn("", (0, 0), (result,)) for result in results)
+    return replace(unsolved(task), turns=turns, state=await state_of(environment, PATIENCE_S))
 
 
 def unsolved(task: Task) -> Trajectory:
@@ -110,6 +123,12 @@ def fill(arguments: dict[str, Any], values: Sequence[Any]) -> dict[str, Any]:
 
 
 # ---- what a step finds
+def value_of(step: Mapping[str, Any], observation: str) -> Any:
+    """The value that {0} stands for after a step: what it expects, else all of the observation."""
+    expected = step.get("expect")
+    return observation if expected is None else shown(observation, expected)
+
+
 def shown(observation: str, expected: Any) -> Any:
     """What a step finds in an observation, by what it expects; None where it is not there.
 

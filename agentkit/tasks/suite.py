@@ -30,7 +30,7 @@ from agentkit.tools.corpus import Corpus
 from agentkit.tools.environments import CodeEnvironment, CorpusEnvironment
 from agentkit.tools.runtime import example
 from agentkit.trajectories import results_of, verifier_kind
-from agentkit.verifiers import KINDS, verify
+from agentkit.verifiers import KINDS, judges_state, verify
 
 DEFAULT_FAMILIES = ("A", "B", "C")
 MAX_SHARE = 0.02  # of a suite: no answer text and no entity combination may own more,
@@ -211,7 +211,7 @@ def _draft_family(
             continue
         combinations, question = entity_combinations(task), " ".join(task.prompt.casefold().split())
         asked = question in prompts or any(uses[key] >= limit for key in combinations)
-        if asked or uses[task.answer] >= most:
+        if asked or (uses[task.answer] >= most and not judges_state(verifier_kind(task))):
             often, why = often or not asked, f"{REPEATED}, such as {task.prompt[:200]!r}"
             continue
         try:
@@ -253,6 +253,8 @@ def _solved(task: Task, family: Family) -> int:
         raise SuiteError(f"{task.prompt!r}: {error}") from None
     if score.value is None:
         raise PlanError(f"no verdict: {score.why}")
+    if score.value != 1.0 and judges_state(verifier_kind(task)):
+        raise SuiteError(f"the plan of {task.prompt!r} leads to a state that fails: {score.why}")
     if score.value != 1.0:
         raise SuiteError(
             f"the gold answer {task.answer!r} of {task.prompt!r} fails: the tools give "

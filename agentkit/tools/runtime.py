@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agentkit.records import DataError, Task, ToolCall, ToolResult
+from agentkit.runs.files import finite
 from agentkit.runs.labfile import blame
 from agentkit.tools.cache import Outcome, ToolCache, canonical, key_of
 from agentkit.tools.execution import in_thread, limited, on_tool_loop, settled
@@ -81,12 +82,12 @@ def tool(function: Callable | None = None, /, **declared: Any) -> Callable:
 
 
 def tools_of(environment: object) -> dict[str, Callable]:
-    """An environment's tools by name: its public methods, without reset and get_reward.
+    """An environment's tools by name: its public methods, without reset, get_reward and state.
 
     They are listed on the class, as TRL does: listing them on the instance would evaluate its properties.
     """
     names = [n for n, _ in inspect.getmembers(type(environment), inspect.isfunction) if not n.startswith("_")]
-    return {n: getattr(environment, n) for n in names if n not in ("reset", "get_reward")}
+    return {n: getattr(environment, n) for n in names if n not in ("reset", "get_reward", "state")}
 
 
 def tool_schemas(environment: object) -> list[dict]:
@@ -210,6 +211,28 @@ async def reset(environment: Any, task: Task, timeout_s: float = 10.0) -> str:
     if not isinstance(text, str | None):
         raise DataError(f"{where}: it returned {type(text).__name__}; return text for the question, or None")
     return text or ""
+
+
+async def state_of(environment: object, timeout_s: float = 10.0) -> Any:
+    """What an environment's method ``state`` gives, as JSON values; None where it has no such method.
+
+    Raises DataError where it fails, takes longer than a call may, or gives no JSON or too much of it.
+    """
+    where = f"{type(environment).__name__}.state"
+    if not callable(getattr(type(environment), "state", None)):
+        return None
+    try:
+        value = await call_method(environment.state, {}, timeout_s)
+        text = await in_thread(lambda: json.dumps(finite(value)), timeout_s)
+    except TimeoutError:
+        raise DataError(f"{where}: no answer within {timeout_s:g} s") from None
+    except Exception as error:
+        raise DataError(f"{where}: {blame(error)}") from error
+    if len(text) > MAX_OBSERVATION:
+        raise DataError(
+            f"{where}: {len(text)} characters of JSON, and the limit is {MAX_OBSERVATION}: give what counts"
+        )
+    return json.loads(text)
 
 
 def free_workers() -> None:

@@ -9,6 +9,7 @@ from agentkit.verifiers.kinds import (
     SHIPPED,
     answer_of,
     check,
+    judges_state,
     looks_at_calls,
     reads_by_protocol,
     register,
@@ -23,6 +24,6 @@ from agentkit.verifiers.words import exact, gaia_equal, normalize
 
 __all__ = [
     "KINDS", "MAX_ANSWER", "MAX_CODE", "SHIPPED", "answer_of", "asks_for_answer", "check", "code", "exact",
-    "final_answer", "gaia_equal", "judge", "looks_at_calls", "normalize", "numeric", "parse_number",
-    "reads_by_protocol", "regex", "register", "symbolic", "verify",
+    "final_answer", "gaia_equal", "judge", "judges_state", "looks_at_calls", "normalize", "numeric",
+    "parse_number", "reads_by_protocol", "regex", "register", "symbolic", "verify",
 ]  # fmt: skip

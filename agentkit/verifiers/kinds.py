@@ -6,7 +6,6 @@ cannot read, a judge that does not answer): left out of rewards and counted, nev
 anything but the answer and the way to it: those are agentkit.rewards.
 """
 
-import inspect
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
@@ -14,7 +13,7 @@ from numbers import Real
 from typing import Any
 
 from agentkit.records import Score, Task, Trajectory, Unscored
-from agentkit.runs.labfile import blame, check_takes
+from agentkit.runs.labfile import blame, check_takes, takes
 from agentkit.tools.execution import settled
 from agentkit.trajectories import results_of, verifier_kind
 from agentkit.verifiers.judge import judge
@@ -25,7 +24,7 @@ from agentkit.verifiers.programs import code
 from agentkit.verifiers.protocol import MAX_CODE, Reading, final_answer, whole_answer
 from agentkit.verifiers.words import exact
 
-Verifier = Callable[..., Score | float]  # (answer, gold, *, trajectory=None, **options)
+Verifier = Callable[..., Score | float]  # (answer, gold, *, trajectory=None, state=None, **options)
 KINDS: dict[str, Verifier] = {
     "exact": exact,
     "numeric": numeric,
@@ -43,7 +42,8 @@ def register(kinds: Mapping[str, Verifier]) -> None:
 
     Args:
         kinds: kind -> function (answer, gold, *, trajectory=None, **options) giving a Score or a number in
-            [0, 1]. A function without the parameter ``trajectory`` is given none.
+            [0, 1]. A function without the parameter ``trajectory`` is given none. One with the parameter
+            ``state`` judges the environment's state at the end: it is asked without an answer too ("").
 
     Raises:
         ValueError: a shipped kind's name, or something that cannot be called like this.
@@ -68,7 +68,7 @@ def check(
 
     Args:
         kind: one of KINDS.
-        answer: the policy's answer; None and blank are wrong.
+        answer: the policy's answer; None and blank are wrong, but where the state is judged.
         gold: the gold answer.
         trajectory: how the policy came to it, for verifiers that look at that.
         question: what was asked, for verifiers that look at that.
@@ -82,20 +82,25 @@ def check(
         raise ValueError(
             f"unknown verifier kind {kind!r}: use one of {known}, or open the lab that has it (Lab.of(run))"
         )
-    if not isinstance(answer, str) or not answer.strip():
+    state, by_state = trajectory and trajectory.state, judges_state(kind)
+    if by_state and state is None:
+        return Score(
+            None, f"{kind!r} judges the state, and there is none: give the environment a method state()"
+        )
+    if not by_state and (not isinstance(answer, str) or not answer.strip()):
         return Score(0.0, "no answer")
     is_read = kind in _BY_PROTOCOL
-    read = final_answer(answer, box=options.pop("box", "")) if is_read else Reading(answer)
+    read = final_answer(answer, box=options.pop("box", "")) if is_read else Reading(answer or "")
     if read.answer is None:
         return Score(0.0, f"no answer: {read.why}")
-    if len(answer) > MAX_CODE:
+    if not by_state and len(answer) > MAX_CODE:
         return Score(0.0, f"an answer of {len(answer)} characters; {MAX_CODE} is the limit")
     if gold is None:
         return Score(None, "there is no gold answer")
     try:
-        looks_at = inspect.signature(verifier := KINDS[kind]).parameters
-        context = {"trajectory": trajectory, "question": question or None}
-        options |= {name: held for name, held in context.items() if held is not None and name in looks_at}
+        verifier = KINDS[kind]
+        context = {"trajectory": trajectory, "question": question or None, "state": deepcopy(state)}
+        options |= {n: held for n, held in context.items() if held is not None and takes(verifier, n)}
         ask = partial(verifier, read.answer, str(gold), **options)
         return _as_score(kind, ask() if kind in SHIPPED else settled(ask))
     except Unscored as error:
@@ -121,7 +126,12 @@ def reads_by_protocol(task: Task) -> bool:
 
 def looks_at_calls(kind: str) -> bool:
     """Whether this kind of verifier looks at the trajectory, and not at the answer alone."""
-    return kind in KINDS and "trajectory" in inspect.signature(KINDS[kind]).parameters
+    return kind in KINDS and takes(KINDS[kind], "trajectory")
+
+
+def judges_state(kind: str) -> bool:
+    """Whether this kind of verifier judges the environment's state at the end, whatever was answered."""
+    return kind in KINDS and takes(KINDS[kind], "state")
 
 
 def _as_score(kind: str, result: object) -> Score:
@@ -153,6 +163,6 @@ def verify(task: Task, answer: str | Trajectory | None) -> Score:
     if kind not in SHIPPED:  # one of yours may change what it is given, which is the suite's
         options = deepcopy(options)
     options.setdefault("question", task.prompt)
-    if wrong := {"answer", "gold", "trajectory"} & options.keys():
+    if wrong := {"answer", "gold", "trajectory", "state"} & options.keys():
         raise ValueError(f"no option of a verifier may be called {min(wrong)!r}, which it is given anyway")
     return check(kind, answer, task.answer, trajectory=trajectory, **options)

@@ -130,6 +130,9 @@ def trajectory_fields(trajectory: Trajectory, states: Sequence[dict | None]) -> 
         "advantage": number(trajectory.advantage),
         "components": [[name, number(value)] for name, value in trajectory.components.items()],
         "tokens": len(trajectory.completion_ids),
+        "ending": None
+        if trajectory.state is None
+        else clip(json.dumps(trajectory.state, ensure_ascii=False)),
     }
 
 

@@ -259,6 +259,7 @@ function oddComponents(trajectories) {
 function drawAnswer(trajectory) {
   const box = node("div", "answer", "", node("span", "soft", "answer "), node("span", "text", trajectory.answer ?? "(none)"));
   if (trajectory.why) box.append(node("div", "soft text", trajectory.why));
+  if (trajectory.ending) box.append(node("div", "", "", node("span", "soft", "state at the end "), node("span", "text", trajectory.ending)));
   return box;
 }
 
