@@ -4,6 +4,7 @@ from agentkit import Family, Task
 
 CITIES = ("Aarhus", "Bergen", "Cádiz", "Dijon", "Évora")
 ROOMS = {"attic": 60, "garden": 85, "loft": 90, "studio": 70, "suite": 140, "tower": 110}  # euros
+NUMBERS = {city: {room: 100 * i + j for j, room in enumerate(ROOMS)} for i, city in enumerate(CITIES, 1)}
 
 
 class Desk:
@@ -18,10 +19,7 @@ class Desk:
         Args:
             city: Where.
         """
-        if city not in CITIES:
-            raise ValueError(f"there is no city {city!r}; there are {', '.join(CITIES)}")
-        first = 100 * (1 + CITIES.index(city))
-        return {name: {"number": first + i, "price": p} for i, (name, p) in enumerate(ROOMS.items())}
+        return {room: {"number": NUMBERS[city][room], "price": price} for room, price in ROOMS.items()}
 
     def book(self, number: int, nights: int) -> dict:
         """Book a room.
@@ -40,13 +38,11 @@ class Desk:
 def draft(corpus, rng) -> Task:
     city, names, nights = rng.choice(CITIES), rng.sample(sorted(ROOMS), rng.randint(1, 2)), rng.randint(1, 6)
     looks = [{"tool": "rooms", "arguments": {"city": city}, "expect": {"path": f"{n}.number"}} for n in names]
-    books = [
-        {"tool": "book", "arguments": {"number": f"{{{i}}}", "nights": nights}} for i in range(len(names))
-    ]
-    first, order = 100 * (1 + CITIES.index(city)), list(ROOMS)
-    gold = ", ".join(f"{number} x {nights}" for number in sorted(first + order.index(n) for n in names))
+    given = [{"number": f"{{{i}}}", "nights": nights} for i in range(len(names))]  # {0}: the first one found
+    meta = {"plan": looks + [{"tool": "book", "arguments": each} for each in given]}
+    gold = ", ".join(f"{number} x {nights}" for number in sorted(NUMBERS[city][name] for name in names))
     prompt = f"Book the {' and the '.join(names)} in {city}, each for {nights} nights."
-    return Task("", prompt, gold, "booked", tools=("rooms", "book"), meta={"plan": looks + books})
+    return Task("", prompt, gold, "booked", tools=("rooms", "book"), meta=meta)
 
 
 def booked(answer, gold, *, state) -> float:
@@ -55,8 +51,7 @@ def booked(answer, gold, *, state) -> float:
 
 
 def looked_first(task, trajectory) -> float:
-    calls = [result.name for turn in trajectory.turns for result in turn.results]
-    return float(calls[:1] == ["rooms"])
+    return float([result.name for turn in trajectory.turns for result in turn.results][:1] == ["rooms"])
 
 
 families = {"booking": Family(draft, environment=Desk)}
