@@ -251,6 +251,8 @@ def cost_command(
     from agentkit.training import memory
 
     values, listed = _recipe(recipe, changes), cost.read_prices(prices)
+    if not values.can_train:
+        raise RecipeError("model: scripted costs nothing: name the model to be trained, as in -p model=nano")
     rates, spent = listed.rates_of(values), cost.actual(load_run(run)) if run else None
     seconds = cost.planned(values, listed)
     total = {name: sum(phases.values()) for name, phases in seconds.items()}
