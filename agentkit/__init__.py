@@ -33,7 +33,7 @@ _HOME = {  # where each public name is defined
 }
 _ROOMS = (
     *("diagnostics", "doctor", "evaluation", "lab", "nano", "policies", "preflight", "recipe", "records"),
-    *("rewards", "rollouts", "runs", "sandbox", "tasks", "tools", "training", "trajectories"),
+    *("rewards", "rollouts", "rows", "runs", "sandbox", "tasks", "tools", "training", "trajectories"),
     *("verifiers", "views"),
 )
 __all__ = [*_HOME, "evaluation", "sandbox", "verifiers"]

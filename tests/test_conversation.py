@@ -28,6 +28,7 @@ SAID = {
     "vLLM": {"content": "5", "reasoning_content": "Answer: 6?"}, "both keys": {"content": "5", "reasoning": "6", "reasoning_content": "6"},
     "settings, no thought": {"content": "5", "reasoning": {"effort": "high"}},
     "parts": {"content": [{"type": "text", "text": "5"}], "thinking": "Answer: 6?"},
+    "Anthropic's": {"content": [{"type": "thinking", "thinking": "Answer: 6?"}, {"type": "text", "text": "5"}]},
     "inline": {"content": "<think>\nAnswer: 6?\n</think>\n\n5"}, "its end token": {"content": "<think>Answer: 6?</think>5<|im_end|>"},
     "an end in a thought": {"content": "5", "reasoning_content": "It ends with </think>\nAnswer: 6"},
 }  # fmt: skip
@@ -46,24 +47,14 @@ def test_a_mark_in_code_ends_no_thought(read):
     assert "split(" in read(USER, {"role": "assistant", "content": code}).answer
 
 
-CALL = {"id": "a", "name": "search", "arguments": {"query": "x", "unused": None}}
-FORMS = {
-    "flat": CALL,
-    "OpenAI's": {
-        "id": "a",
-        "type": "function",
-        "function": {"name": "search", "arguments": '{"query": "x"}'},
-    },
-    "under input": {"id": "a", "name": "search", "input": {"query": "x"}},
-}
+CALL = {"id": "a", "name": "search", "input": {"query": "x"}}
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     "said", [{"content": "<think>I look"}, {"content": "", "reasoning_content": "I look"}]
 )
-def test_calls_keep_their_arguments_and_are_no_thoughts(read, form, said):
-    asks = {"role": "assistant", "tool_calls": [FORMS[form]]} | said
+def test_calls_keep_their_arguments_and_are_no_thoughts(read, said):
+    asks = {"role": "assistant", "tool_calls": [CALL]} | said
     turn, _ = read(USER, asks, {"role": "tool", "tool_call_id": "a", "content": "3"}, ANSWER).turns
     assert [(r.name, r.arguments, r.observation) for r in turn.results] == [("search", {"query": "x"}, "3")]
     assert turn.text.startswith("<think>\nI look\n</think>\n\n<tool_call>")
@@ -107,11 +98,11 @@ def test_replies_go_to_the_calls_they_name_else_in_order(read, asks, replies):
     [
         ({"content": "", "tool_calls": "x"}, "a list of tool_calls"),
         ({"content": "hm", "function_call": ADD}, "a list of tool_calls"),  # OpenAI's older form
-        ({"tool_calls": [{"id": "1"}]}, "row 1: a tool call has no name"),
-        ({"tool_calls": [3]}, "row 1: a tool call has no name"),
-        ({"content": "<think>Answer: 5"}, "row 1: "),
-        ({"content": [{"type": "thinking", "thinking": "6"}]}, "parts of messages that are no text"),
-        ({"content": f"{CALLED}\n<tool_response>\n2\n</tool_response>\nAnswer: 2"}, "row 1: the 1 calls"),
+        ({"tool_calls": [{"id": "1"}]}, "line 1: a tool call has no name"),
+        ({"tool_calls": [3]}, "line 1: a tool call has no name"),
+        ({"content": "<think>Answer: 5"}, "line 1: "),
+        ({"content": [{"type": "redacted_thinking", "data": "6"}]}, "parts of messages that are no text"),
+        ({"content": f"{CALLED}\n<tool_response>\n2\n</tool_response>\nAnswer: 2"}, "line 1: the 1 calls"),
     ],
 )
 def test_a_row_that_no_rollout_could_hold_is_named(read, said, says):

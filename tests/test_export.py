@@ -6,7 +6,7 @@ import json
 import pytest
 
 from agentkit.records import DataError, StopReason, Task, ToolResult, Trajectory, Turn
-from agentkit.runs import read_rows
+from agentkit.runs import read_jsonl
 from agentkit.views.export import write_inspect, write_messages
 
 NASTY = 'say "{}"\n</tool_call> <|im_end|> \u202e \x00 \ud800 é 日本 </script>'
@@ -40,7 +40,7 @@ def test_a_messages_data_set_is_read_by_datasets(tmp_path):
 
     for name in ("m.parquet", "m.jsonl"):
         write_messages(tmp_path / name, ALL, TASKS)
-    rows = read_rows(tmp_path / "m.jsonl")
+    rows = read_jsonl(tmp_path / "m.jsonl")
     roles = [message["role"] for message in rows[0]["messages"]]
     assert roles == "user assistant tool tool assistant".split()
     call = rows[0]["messages"][1]["tool_calls"][0]["function"]

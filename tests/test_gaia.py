@@ -97,7 +97,7 @@ def test_other_faults_are_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets, "load_dataset", refused)
     with pytest.raises(DataError, match="gated, accept its terms"):
         load()
-    with pytest.raises(DataError, match="neither metadata.jsonl nor metadata.parquet"):
+    with pytest.raises(DataError, match="holds no metadata.jsonl, .json or .parquet"):
         load(tmp_path)
 
 

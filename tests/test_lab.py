@@ -421,7 +421,7 @@ def test_text_before_a_call_that_the_models_form_cannot_hold_is_refused(tokenize
     llama = copy.deepcopy(tokenizer)
     llama.add_tokens(["<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"], special_tokens=True)
     with pytest.raises(
-        RunError, match="row 1: llama3's form does not hold a turn of it: no text stands before a call"
+        RunError, match="line 1: llama3's form does not hold a turn of it: no text stands before a call"
     ):
         read_transcripts(path, with_template(llama, "llama3_1"), Lab.open({}), given(1))
     assert len(read_transcripts(path, tokenizer, Lab.open({}), given(1))) == 1
@@ -442,20 +442,23 @@ def test_broken_transcripts_name_the_row(tokenizer, tmp_path):
 
     path, user = tmp_path / "messages.jsonl", {"role": "user", "content": "x"}
     for row, says in (
-        ({"text": "hi"}, "row 1: it has no list of messages"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "row 1: the message .*'wizard'.* needs a role"),
+        ({"text": "hi"}, "line 1: it has no list of messages"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "line 1: the message .*'wizard'.* needs a role"),
         ({"messages": [user]}, "another order"),
-        (said({"content": "Answer: x"}) | {"tools": [{"parameters": {}}]}, "row 1: its tools must be a list"),
+        (
+            said({"content": "Answer: x"}) | {"tools": [{"parameters": {}}]},
+            "line 1: its tools must be a list",
+        ),
         ({"messages": [user, {"role": "assistant", "content": 7}]}, "content that is text"),
-        (said(ASKS | {"tool_calls": [CALL] * 17}, *[REPLY] * 17), "row 1: .* more than 16 tool calls"),
-        (said({"content": "<think>a</think>Yes <think>b</think>."}), "row 1: a thought .* would be lost"),
+        (said(ASKS | {"tool_calls": [CALL] * 17}, *[REPLY] * 17), "line 1: .* more than 16 tool calls"),
+        (said({"content": "<think>a</think>Yes <think>b</think>."}), "line 1: a thought .* would be lost"),
         (said({"content": None}), "neither text nor tool_calls"),
         (said(ASKS), "1 calls of a turn need a reply each"),
         (said({"content": "1"}, user, {"content": "2"}), "has user messages inside"),
         (said({"content": "1"}, {"content": "2"}), "another order"),
         (said({"content": [{"type": "image_url"}]}), "parts of messages that are no text"),
         (said({"tool_calls": [{"name": "search", "arguments": "{q: x}"}]}, REPLY), "arguments .* no JSON"),
-        (said({"content": "half \ud83d"}), "row 1: it holds half a character"),
+        (said({"content": "half \ud83d"}), "line 1: it holds what JSON cannot"),
     ):
         path.write_text(json.dumps(row) + "\n")
         with pytest.raises((DataError, RunError, RecipeError), match=says):
@@ -474,7 +477,7 @@ def test_transcripts_show_the_tools_of_the_tasks_they_are_for(tokenizer, tmp_pat
     prompt = tokenizer.decode(shown.prompt_ids)
     assert '"go"' in prompt and '"search"' not in prompt
     with pytest.raises(
-        RunError, match="row 1: its family is '': name one, as those of the tasks have different tools"
+        RunError, match="line 1: its family is '': name one, as those of the tasks have different tools"
     ):
         demonstrations(lab, [*given(1, family="a"), *given(1, family="B")], tokenizer)
 

@@ -178,7 +178,7 @@ def test_damaged_trajectory_files_are_one_sentence(tmp_path):
     ("row", "says"),
     [
         ({"id": "x"}, "lacks ['answer', 'prompt']"),
-        ({"question": "x", "answer": "y"}, "task 2 lacks ['prompt'], and has ['answer', 'question']"),
+        ({"question": "x", "answer": "y"}, "line 2: it lacks ['prompt'], and has ['answer', 'question']"),
         (TASK | {"anwser": "2"}, "it has an unknown key 'anwser'; what is yours goes into meta"),
         (TASK | {"id": 3}, "id is 3; it should be text"),
         (TASK | {"split": "dev"}, "split is 'dev'; it should be 'train', 'validation' or 'test'"),

@@ -28,7 +28,7 @@ RECIPES = sorted(
 # above it
 LAYERS = (
     ("records", "recipe", "machine", "sandbox", "nano"),  # nano is only the place of the shipped weights
-    ("trajectories", "runs"),
+    ("trajectories", "rows", "runs"),
     ("tools",),
     ("verifiers",),
     ("tasks", "rollouts", "evaluation"),

@@ -251,12 +251,16 @@ def _types(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, frozenset[
 def _kinds(schema: Any) -> frozenset[str]:
     if not isinstance(schema, Mapping):
         return frozenset()
-    named = schema.get("type") or ()
-    kinds = {named} if isinstance(named, str) else set(named)
-    kinds |= {_KINDS.get(type(value), "null") for value in schema.get("enum") or ()}
+    named, *others = (_listed(schema.get(key)) for key in ("type", "anyOf", "oneOf", "allOf"))
+    kinds = {name for name in named if isinstance(name, str)}
+    kinds |= {_KINDS.get(type(value), "null") for value in _listed(schema.get("enum"))}
     kinds |= {"null"} if schema.get("nullable") else set()
-    inner = [_kinds(one) for key in ("anyOf", "oneOf", "allOf") for one in schema.get(key) or ()]
+    inner = [_kinds(one) for ones in others for one in ones]
     return frozenset(kinds).union(*inner)
+
+
+def _listed(value: Any) -> list:
+    return list(value) if isinstance(value, list | tuple) else [value] * (value is not None)
 
 
 def _typed(text: str, kinds: frozenset[str]) -> Any:

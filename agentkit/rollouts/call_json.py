@@ -8,9 +8,9 @@ import math
 from typing import Any
 
 from agentkit.records import ToolCall
+from agentkit.rows import ARGUMENTS
 
 MAX_DEPTH = 100  # of lists and objects in the arguments
-ARGUMENTS = ("arguments", "parameters", "args", "input")  # where models put them; one of them holds all
 
 
 def checked_call(value: Any, key: str = "arguments") -> ToolCall:

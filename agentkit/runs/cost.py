@@ -17,7 +17,8 @@ import pandas as pd
 
 from agentkit.recipe import Recipe, find_file, located, project_file, read_yaml
 from agentkit.records import RecipeError, RunError
-from agentkit.runs import Run, numbered_rows
+from agentkit.rows import numbered_rows
+from agentkit.runs import Run
 from agentkit.runs.schemas import read_as
 
 PHASES = (

@@ -1,8 +1,7 @@
-"""Files that are never half written: atomic JSON, JSONL and Parquet; and readers that expect damage.
+"""Files that are never half written: atomic JSON, JSONL and Parquet.
 
-Files are written under a temporary name and renamed, so a reader never sees half a file. JSONL readers
-survive a torn last line and say so. Leaves out trajectories and
-suites (trajectory_files), and where files lie in a run (run).
+Files are written under a temporary name and renamed, so a reader never sees half a file. Leaves out reading
+them (rows), trajectories and suites (trajectory_files), and where files lie in a run (run).
 """
 
 import errno
@@ -12,8 +11,7 @@ import json
 import os
 import re
 import tempfile
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from typing import Any
 from agentkit.nano import DATA, NANO
 from agentkit.recipe import project_root
 from agentkit.records import AgentkitError, DiskError, RunError
+from agentkit.rows import json_lines, read_bytes
 
 MANIFEST = "run.json"
 
@@ -95,41 +94,10 @@ def write_json(path: str | Path, value: Any) -> Path:
     return write_bytes(path, encode_json(value, indent=1))
 
 
-def read_json(path: str | Path) -> Any:
-    """Read one JSON file. Raises RunError naming the file when it is missing or damaged."""
-    path = Path(path)
-    try:
-        return parse_json(_read_bytes(path))
-    except ValueError as error:
-        raise RunError(
-            f"{path} is not valid JSON ({error}). Restore it or run the stage that writes it."
-        ) from None
-
-
-def parse_json(text: str | bytes) -> Any:
-    """The value of JSON that anybody may have written. Raises ValueError where it is broken or too deep."""
-    try:
-        return json.loads(text.decode("utf-8-sig") if isinstance(text, bytes) else text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
 def append_to(path: Path) -> int:
     """A descriptor to append to a file, made private where it is missing; else DiskError."""
     with writing(path):
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise RunError(f"{path} does not exist. Run the notebook or sweep that writes it first.") from None
-    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
-        why = getattr(error, "strerror", None) or error
-        raise RunError(
-            f"{path} cannot be read ({why}). Restore it or run the stage that writes it."
-        ) from None
 
 
 def encode_json(value: Any, indent: int | None = None) -> bytes:
@@ -171,41 +139,11 @@ def append_jsonl(path: str | Path, row: dict) -> None:
 def cut_jsonl(path: str | Path, step: int) -> int:
     """Keep the rows up to an optimiser step, as when training goes on from there; how many lines went."""
     path = Path(path)
-    rows = [row for _, row in _lines(path)] if path.exists() else []
+    rows = [row for _, row in json_lines(path)] if path.exists() else []
     kept = [row for row in rows if isinstance(row, dict) and not (row.get("step") or 0) > step]
     if len(kept) < len(rows):
         write_jsonl(path, kept)
     return len(rows) - len(kept)
-
-
-def read_jsonl(path: str | Path) -> list[dict]:
-    """Read JSON objects, one a line; torn ones, such as a killed writer leaves, are left out with a warning.
-
-    Raises RunError where the file cannot be read.
-    """
-    rows = list(_lines(Path(path)))
-    if torn := [(number, row) for number, row in rows if not isinstance(row, dict)]:
-        number, why = torn[0]
-        more = f"; and {len(torn) - 1} more" if len(torn) > 1 else ""
-        warnings.warn(f"{path}, line {number} is torn and was left out ({why}){more}.", stacklevel=2)
-    return [row for _, row in rows if isinstance(row, dict)]
-
-
-def _lines(path: Path) -> Iterator[tuple[int, dict | ValueError]]:
-    """The object on each line that is not blank, with the line's number, or why there is none."""
-    for number, line in enumerate(
-        _read_bytes(path).split(b"\n"), start=1
-    ):  # bytes: a kill may cut a character
-        if not line.strip():
-            continue
-        try:
-            yield number, _object(parse_json(line))
-        except ValueError as error:
-            yield number, ValueError(f"it is not valid JSON ({error})")
-
-
-def _object(value: Any) -> dict | ValueError:
-    return value if isinstance(value, dict) else ValueError(f"it is {type(value).__name__}, not an object")
 
 
 def finite(value: Any) -> Any:
@@ -229,62 +167,6 @@ def write_table(path: str | Path, table: Any) -> Path:
     return write_bytes(path, sink.getvalue().to_pybytes())
 
 
-def numbered_rows(path: str | Path) -> Iterator[tuple[int, dict | ValueError]]:
-    """Rows of a .jsonl, .json or .parquet file of others, numbered from 1; a broken one as its fault.
-
-    Raises:
-        RunError: the file as a whole is missing, damaged or of another form.
-    """
-    path = Path(path)
-    if path.suffix == ".jsonl":
-        yield from _lines(path)
-        return
-    if path.suffix == ".json":
-        rows = read_json(path)
-        rows = rows.get("data") if isinstance(rows, dict) else rows
-    elif path.suffix == ".parquet":
-        rows = [{name: _present(value) for name, value in row.items()} for row in parquet_rows(path)]
-    else:
-        raise RunError(f"{path} is no .jsonl, .json or .parquet file. Name another one.")
-    if not isinstance(rows, list):
-        raise RunError(f"{path} must hold a list of objects. Name another file.")
-    yield from enumerate(map(_object, rows), start=1)
-
-
-def _present(value: Any) -> Any:
-    """Without the nulls by which a table gives each inner object all fields of the others."""
-    if isinstance(value, dict):
-        return {name: _present(inner) for name, inner in value.items() if inner is not None}
-    return [_present(inner) for inner in value] if isinstance(value, list) else value
-
-
-def read_rows(path: str | Path) -> list[dict]:
-    """All rows of such a file. Raises RunError where one of them is broken, too."""
-    rows = []
-    for number, row in numbered_rows(path):
-        if isinstance(row, ValueError):
-            raise RunError(f"{path}, row {number}: {row}. Mend it, or remove it.")
-        rows.append(row)
-    return rows
-
-
-def parquet_rows(path: Path, part: Callable[[Any], Any] = lambda table: table) -> list[dict]:
-    """The rows of a Parquet file, or of what ``part`` takes of its table. Raises RunError where it is missing
-    or damaged, checksums included.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    source = pa.BufferReader(_read_bytes(path))
-    try:
-        return part(pq.read_table(source, page_checksum_verification=True)).to_pylist()
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-        why = " ".join(str(error).split())[:160]
-        raise RunError(
-            f"{path} is not a readable Parquet file ({why}). Restore it, or make it again."
-        ) from None
-
-
 def steps(folder: Path) -> list[Path]:
     """The checkpoints in a folder, newest first, sound or not."""
     numbered = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()]
@@ -297,4 +179,4 @@ def step_of(checkpoint: Path) -> int:
 
 def digest(path: str | Path) -> str:
     """SHA-256 of a file, first 16 hex digits. Raises RunError where it cannot be read."""
-    return hashlib.sha256(_read_bytes(Path(path))).hexdigest()[:16]
+    return hashlib.sha256(read_bytes(Path(path))).hexdigest()[:16]

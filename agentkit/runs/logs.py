@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkit.records import DataError
-from agentkit.runs.files import parse_json, read_jsonl
+from agentkit.rows import parse_json, read_jsonl
 
 NAMES = {  # ours: TRL's, the best first
     "step": ("step", "global_step"),

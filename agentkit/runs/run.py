@@ -17,7 +17,8 @@ from typing import Any, Self
 
 from agentkit.recipe import located, project_root
 from agentkit.records import RunError, Task, Trajectory
-from agentkit.runs.files import MANIFEST, digest, finite, read_json, read_jsonl, write_json
+from agentkit.rows import read_json, read_jsonl
+from agentkit.runs.files import MANIFEST, digest, finite, write_json
 from agentkit.runs.fingerprints import STAGES, chosen, file_digests, fingerprint
 from agentkit.runs.schemas import SECTIONS, fault
 from agentkit.runs.topology import CARDS

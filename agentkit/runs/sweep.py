@@ -24,8 +24,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agentkit.recipe import Count, Recipe, beside, find_file, located, read_recipe, read_yaml, sentence
 from agentkit.records import RecipeError, RunError
+from agentkit.rows import read_json
 from agentkit.runs.children import CELL, end_all
-from agentkit.runs.files import alone, read_json, write_json
+from agentkit.runs.files import alone, write_json
 from agentkit.runs.fingerprints import STAGES, fingerprints
 from agentkit.runs.run import MANIFEST, Run, check_name, versions
 from agentkit.runs.schemas import fault

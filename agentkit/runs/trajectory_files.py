@@ -6,12 +6,13 @@ Leaves out writing files safely (files) and where they lie in a run (run).
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentkit.records import RunError, Task, Trajectory
-from agentkit.runs.files import finite, parquet_rows, parse_json, read_rows, write_jsonl, write_table
+from agentkit.records import DataError, RunError, Task, Trajectory
+from agentkit.rows import decoded, parquet_rows, parse_json, prompt_of, read_rows
+from agentkit.runs.files import finite, write_jsonl, write_table
 from agentkit.runs.schemas import fault, read_as
 
 TEXTS = ("turns", "components")  # fields of a trajectory that are stored as JSON
@@ -80,16 +81,28 @@ def trajectory_from(row: Mapping[str, Any]) -> Trajectory:
 
 
 # ---- tasks as JSON lines
+_MEND = "Mend it, or, where a run made the file, build it again with notebook 01."
+
+
 def read_tasks(path: str | Path) -> list[Task]:
-    """Read a suite's tasks.jsonl. A damaged line is an error: a suite with holes would shift every split.
+    """Read a suite's tasks.jsonl, or the tasks of others. A broken row is an error: a suite with holes would
+    shift every split.
 
     A row without an id is known by its place.
     """
-    rows = [{"id": f"task-{n}"} | row for n, row in enumerate(read_rows(path), start=1)]
-    if problem := _suite_problem(rows):
-        remedy = "Mend the line, or, where a run made the file, build it again with notebook 01."
-        raise RunError(f"{path}: {problem}. {remedy}")
-    return [Task(**(row | ({"tools": tuple(row["tools"])} if "tools" in row else {}))) for row in rows]
+    tasks = read_rows(path, _task)
+    if problem := _suite_problem(dataclasses.asdict(task) for task in tasks):
+        raise RunError(f"{path}: {problem}. {_MEND}")
+    return tasks
+
+
+def _task(row: dict[str, Any], place: str) -> Task:
+    row = {"id": f"task-{place.rpartition(' ')[2]}"} | row
+    row |= {name: decoded(row[name]) for name in ("verifier", "tools", "meta") if name in row}
+    row |= {"prompt": prompt_of(row["prompt"])} if "prompt" in row else {}
+    if problem := _row_problem(row):
+        raise DataError(f"{problem}. {_MEND}")
+    return Task(**(row | ({"tools": tuple(row["tools"])} if "tools" in row else {})))
 
 
 def write_tasks(path: str | Path, tasks: Iterable[Task]) -> Path:
@@ -107,12 +120,10 @@ def task_problem(task: Any) -> str | None:
     return _row_problem(dataclasses.asdict(task))
 
 
-def _suite_problem(rows: Sequence[dict]) -> str | None:
+def _suite_problem(rows: Iterable[dict]) -> str | None:
     """What is wrong with the rows of a suite, or None."""
     seen = set()
     for number, row in enumerate(rows, start=1):
-        if missing := {"prompt", "answer"} - row.keys():
-            return f"task {number} lacks {sorted(missing)}, and has {sorted(row.keys() - {'id'})!s:.100}"
         if problem := _row_problem(row):
             return f"task {number} ({row['id']!r:.60}): {problem}"
         if row["id"] in seen:
@@ -123,6 +134,8 @@ def _suite_problem(rows: Sequence[dict]) -> str | None:
 
 def _row_problem(row: dict) -> str | None:
     """Why a task's row is none, or cannot be written."""
+    if missing := {"prompt", "answer"} - row.keys():
+        return f"it lacks {sorted(missing)}, and has {sorted(row.keys() - {'id'})!s:.100}"
     if problem := fault("task", row):
         return f"{problem}; what is yours goes into meta" if "unknown key" in problem else problem
     try:

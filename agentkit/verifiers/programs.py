@@ -20,7 +20,7 @@ from textwrap import dedent
 from typing import Any
 
 from agentkit.records import Score, Unscored
-from agentkit.runs.files import parse_json
+from agentkit.rows import parse_json
 from agentkit.sandbox import MAX_INPUT, MAX_OUTPUT, run_python
 from agentkit.tools.calculator import PARSING
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from agentkit.records import DataError, Task
-from agentkit.runs import numbered_rows
+from agentkit.rows import numbered_rows
 from agentkit.sandbox import AT_ONCE
 from agentkit.sandbox.run import MAX_INPUT
-from agentkit.tasks.public.hub import NumberedRows, hub_rows, to_tasks
+from agentkit.tasks.public.hub import hub_rows, local_file, to_tasks
 from agentkit.tasks.public.rows import Row, text_of
 from agentkit.tools import run_program
 from agentkit.tools.environments import WorkbenchEnvironment
@@ -96,7 +96,10 @@ def load(
         raise DataError(f"limit is {limit}; it must be at least 1, or None")
     left_out = {"1", "2", "3"} - {str(level) for level in levels}
     if Path(source).exists():
-        rows, attachment = _local(Path(source), split)
+        file = local_file(
+            Path(source), *(f"{place}metadata" for place in (f"{split}/", f"2023/{split}/", ""))
+        )
+        rows, attachment = numbered_rows(file), partial(_from_folder, file.parent)
     else:
         rows, attachment = hub_rows(str(source), "2023_all", split), partial(_from_hub, str(source), split)
     kept = ((n, row) for n, row in rows if isinstance(row, ValueError) or _level(row) not in left_out)
@@ -158,18 +161,6 @@ def _shown_name(path: str | Path) -> str:
 
 
 # ---- reading
-def _local(path: Path, split: str) -> tuple[NumberedRows, Any]:
-    if not path.is_dir():
-        return numbered_rows(path), partial(_from_folder, path.parent)
-    for folder in (path / split, path / "2023" / split, path):
-        for file in (folder / "metadata.jsonl", folder / "metadata.parquet"):
-            if file.exists():
-                return numbered_rows(file), partial(_from_folder, folder)
-    raise DataError(
-        f"{path} holds neither metadata.jsonl nor metadata.parquet for {split!r}: name the folder that does"
-    )
-
-
 def _level(row: Row) -> str:
     return str(row.get("Level")).strip()
 

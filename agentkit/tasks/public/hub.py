@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agentkit.records import DataError, Task
-from agentkit.runs import numbered_rows
+from agentkit.rows import numbered_rows
 from agentkit.tasks.family import with_content_id
 from agentkit.tasks.public.rows import SOURCES, Source
 from agentkit.trajectories import verifier_kind
@@ -40,7 +40,11 @@ def load(
     if name not in SOURCES:
         raise DataError(f"unknown data set {name!r}: use one of {', '.join(SOURCES)}")
     spec = SOURCES[name]
-    rows = local_rows(Path(source), spec.split) if source else hub_rows(spec.path, spec.config, spec.split)
+    rows = (
+        numbered_rows(local_file(Path(source), spec.split))
+        if source
+        else hub_rows(spec.path, spec.config, spec.split)
+    )
     some = rows if spec.sources else itertools.islice(rows, limit)
     tasks, broken = to_tasks(some, partial(_task, spec, name), str(source or spec.path))
     return evenly(tasks, limit) if spec.sources else tasks, broken
@@ -139,11 +143,11 @@ def hub_rows(path: str, config: str | None, split: str) -> NumberedRows:
     return enumerate(rows, start=1)
 
 
-def local_rows(path: Path, split: str) -> NumberedRows:
-    """Numbered rows of a local file, or of the file in a folder that is named after the split."""
+def local_file(path: Path, *names: str) -> Path:
+    """A file, or that in a folder which has one of these names."""
     if not os.path.isdir(path):  # unlike Path's, false for a name that no file can have
-        return numbered_rows(path)
-    for file in (path / f"{split}{suffix}" for suffix in FILES):
+        return path
+    for file in (path / f"{name}{suffix}" for name in names for suffix in FILES):
         if file.exists():
-            return numbered_rows(file)
-    raise DataError(f"{path} holds no {split}.jsonl, .json or .parquet: name a file")
+            return file
+    raise DataError(f"{path} holds no {names[-1]}.jsonl, .json or .parquet: name a file, or another folder")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentkit.records import DataError, Task
+from agentkit.rows import messages_of
 from agentkit.tasks.family import difficulty
 from agentkit.verifiers.programs import in_sandbox
 
@@ -172,8 +173,8 @@ def _agentrl(row: Row) -> Task:
 
     A program scores the share of its tests.
     """
-    users = [message for message in row["prompt"] if message.get("role") == "user"]
-    question = "\n".join(text_of(message, "content") for message in users)
+    messages = messages_of({"messages": row["prompt"]})
+    question = "\n".join(message.content for message in messages if message.role == "user")
     truth, source = text_of(row["reward_model"], "ground_truth"), text_of(row, "data_source")
     extra = row.get("extra_info") if isinstance(row.get("extra_info"), Mapping) else {}
     name = "" if extra.get("index") is None else f"{source}-{extra['index']}"
