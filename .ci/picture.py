@@ -55,13 +55,13 @@ def main() -> None:
         draw(page, ".columns", "viewer.png")
         page.goto(run.file("train", "dashboard.html").resolve().as_uri())
         page.wait_for_selector(".plot .xtick")
-        draw(page, ".plot", "dashboard.png", 0.5)  # the first two rows of panels
+        draw(page, ".plot", "dashboard.png", 535)  # two rows of panels
 
 
-def draw(page: Page, last: str, name: str, share: float = 1.0) -> None:
-    """The page down to the end of the last element that is shown, or of a share of it."""
+def draw(page: Page, last: str, name: str, height: float | None = None) -> None:
+    """The page down to the last element that is shown, of which so many pixels, or all."""
     box = page.locator(last).bounding_box()
-    whole = {"x": 0, "y": 0, "width": WIDTH, "height": box["y"] + share * box["height"]}
+    whole = {"x": 0, "y": 0, "width": WIDTH, "height": box["y"] + (height or box["height"])}
     write_bytes(ROOT / "docs" / "images" / name, page.screenshot(clip=whole))
 
 
