@@ -139,7 +139,7 @@ class Recipe(BaseModel):
     )
     steps: Positive = _key(200, "optimiser steps")
     epochs: Count = _key(
-        0, "passes over the training tasks; of these and steps, unless that is 200, the fewer; 0: steps"
+        0, "passes over the training tasks, at most; 0: no limit. With 200 steps it alone decides"
     )
     prompts_per_step: Positive = _key(8, "groups in one step")
     group_size: Annotated[int, Field(ge=2)] = _key(8, "trajectories in a group, G")
@@ -166,7 +166,9 @@ class Recipe(BaseModel):
         "keep", "groups of equal rewards; replace takes fresh tasks"
     )
     mask_truncated: Switch = _key(False, "leave truncated trajectories out of the loss")
-    hindsight_weight: Weight = _key(0.0, "weight of imitating what code rollouts did achieve; 0: off")
+    hindsight_weight: Weight = _key(
+        0.0, "weight of imitating code rollouts as answers to the tasks they did solve; 0: off"
+    )
     preflight: Annotated[Literal["refuse", "warn", "off"], OrOff] = _key(
         "refuse", "look before training: refuse a hopeless run, warn only, or off", ""
     )
