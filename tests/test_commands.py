@@ -68,24 +68,6 @@ def test_commands_of_the_pages_are_understood(monkeypatch):
             understand(words)
 
 
-def test_a_page_names_commands_of_all_three():
-    assert {words[0] for words in commands(ROOT / "docs" / "start.md")} == {"agentkit", "papermill", "make"}
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "agentkit run params/nano.yaml --runs a", "agentkit run params/none.yaml --run a", "agentkit sweep params/nano.yaml --run a",
-        "agentkit run params/nano.yaml --run a -p stepz=3", "papermill notebooks/03_grpo.ipynb a.ipynb -p stepz 3", "make demoo",
-    ],
-)  # fmt: skip
-def test_what_does_not_exist_is_found(command, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    with pytest.raises((Exception, SystemExit)) as raised:
-        understand(shlex.split(command))
-    assert raised.type not in (AttributeError, NameError, TypeError), "a fault of this file's"
-
-
 def understand(words: list[str]) -> None:
     """Hand a command to the program that it calls, which raises for what it does not know."""
     {"agentkit": _agentkit, "papermill": _papermill, "make": _make}[words[0]](words[1:])

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 import yaml
 from engines import free_port
 from IPython.core.interactiveshell import InteractiveShell
@@ -308,22 +307,6 @@ from agentkit.training.launch import Work
 
 Work(Lab.open(read_json(sys.argv[1])), Run(sys.argv[2])).train()
 """
-
-
-def test_an_error_raised_from_itself_is_let_go_of(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-
-    def work():
-        held = torch.ones(3)
-        kept.append(weakref.ref(held))
-        error = ValueError("mine")
-        raise error from error
-
-    kept = []
-    with pytest.raises(ValueError, match="mine") as raised:
-        work()
-    launch._empty(raised.value)
-    assert kept[0]() is None
 
 
 @pytest.mark.slow

@@ -7,15 +7,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import nbformat
 import papermill
 import pytest
-from papermill.exceptions import PapermillExecutionError
 
 from agentkit import Lab
 from agentkit.cli import main
@@ -109,22 +106,6 @@ def test_a_finished_run_is_kept_and_its_table_printed_again(finished, capsys):
 
 
 @pytest.mark.slow
-def test_plain_papermill_runs_one_notebook(finished, tmp_path):
-    copy = tmp_path / "plain"
-    shutil.copytree(finished, copy)
-    shutil.rmtree(copy / "train")
-    command = [sys.executable, "-m", "papermill", "notebooks/03_grpo.ipynb", str(copy / "03_grpo.ipynb")]
-    words = [*command, "-f", "params/nano.yaml"]
-    for key, value in {**TINY, "run": str(copy), "steps": 1, "preflight": "off", "seed": 3}.items():
-        if key not in ("n_tasks", "sft_transcripts", "test_samples"):  # of other notebooks
-            words += ["-p", key, str(value)]
-    child = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert child.returncode == 0, child.stderr[-2000:]
-    assert load_run(copy).manifest["stages"]["03_grpo"]["parameters"]["seed"] == 3
-    assert load_run(copy).steps == [1]
-
-
-@pytest.mark.slow
 def test_a_run_repeats_bit_for_bit(finished, tmp_path):
     again = tmp_path / "again"
     assert main(["run", str(ROOT / "params" / "nano.yaml"), "--run", str(again), *CHANGES, "--to", "03"]) == 0
@@ -136,43 +117,6 @@ def test_a_run_repeats_bit_for_bit(finished, tmp_path):
         for folder in (again, finished)
     ]
     assert made[0] == made[1]
-
-
-def execute(stage: str, folder: Path, **parameters) -> str:
-    """Execute a notebook that must fail; the error's name and sentence."""
-    out = folder / f"{stage}.ipynb"
-    with pytest.raises(PapermillExecutionError) as caught:
-        papermill.execute_notebook(
-            str(ROOT / "notebooks" / f"{stage}.ipynb"),
-            str(out),
-            {"run": str(folder)} | parameters,
-            cwd=str(ROOT),
-            progress_bar=False,
-        )
-    return f"{caught.value.ename}: {caught.value.evalue}"
-
-
-@pytest.mark.slow
-def test_a_missing_run_folder_is_one_clear_sentence_in_a_folder_that_is_its_owners_alone(tmp_path):
-    folder = tmp_path / "new"
-    folder.mkdir()
-    message = execute("04_diagnostics", folder)
-    assert "RunError" in message and "metrics.jsonl" in message and "--to 03" in message
-    assert folder.stat().st_mode & 0o777 == 0o700
-
-
-@pytest.mark.slow
-def test_a_corrupt_suite_is_one_clear_sentence_and_loses_nothing(finished, tmp_path):
-    copy = tmp_path / "corrupt"
-    shutil.copytree(finished, copy)
-    lines = (copy / "tasks.jsonl").read_text().splitlines()
-    lines[7] = lines[7][:40]
-    (copy / "tasks.jsonl").write_text("\n".join(lines))
-    files = [p for p in copy.rglob("*") if p.is_file() and p.name not in ("run.json", "03_grpo.ipynb")]
-    kept = {path: path.read_bytes() for path in files}
-    message = execute("03_grpo", copy, **load_run(copy).manifest["stages"]["03_grpo"]["parameters"])
-    assert "RunError" in message and "row 8" in message and "tasks.jsonl" in message
-    assert all(p.read_bytes() == data for p, data in kept.items())
 
 
 def test_the_readmes_python_runs_on_a_finished_run(finished, capsys):

@@ -11,8 +11,8 @@ import pytest
 
 from agentkit import cli
 from agentkit.records import RecipeError, RunError
-from agentkit.runs import Run, project_root, stages, write_json
-from agentkit.runs.fingerprints import STAGES, file_digests, fingerprints
+from agentkit.runs import Run, project_root, stages
+from agentkit.runs.fingerprints import STAGES, file_digests
 from agentkit.runs.labfile import lab_digest, load_module
 
 NANO = project_root(__file__) / "params" / "nano.yaml"
@@ -74,20 +74,6 @@ def test_a_stage_depends_on_the_content_of_its_files_however_they_are_spelt(tmp_
     assert went(run, recipe, executed) == "01 02 03"
     lab.write_text("a = 2")
     assert went(run, recipe, executed) == "01 02 03"
-
-
-def test_a_file_that_changes_meanwhile_ends_the_call(tmp_path, monkeypatch):
-    lab = write(tmp_path / "lab.py", "a = 1")
-    run, recipe = Run.create(tmp_path / "a"), {"lab": str(lab)}
-
-    def execute(stage: str, run: Run, parameters: dict) -> None:
-        lab.write_text("a = 2")
-        run.begin(stage, recipe, lab=lab_digest(lab))
-        run.end(stage)
-
-    monkeypatch.setattr(stages, "execute", execute)
-    with pytest.raises(RecipeError, match="such as its lab, changed while 01_tasks ran"):
-        stages.run_stages(run, recipe, 0, 1)
 
 
 def test_a_training_that_was_asked_to_stop_ends_the_call_and_the_same_call_goes_on(
@@ -154,30 +140,6 @@ def test_a_notebook_warns_once_where_an_earlier_one_does_not_go_with_it(tmp_path
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         run.begin("drawing", {"steps": 7})  # it has no place in their order
-
-
-def test_fingerprints_are_of_what_was_before_too():
-    one, other = fingerprints({"n_tasks": 60}), fingerprints({"n_tasks": 80})
-    assert not {*one.values()} & {*other.values()}
-    one, other = fingerprints({"beta": 0.1}), fingerprints({"beta": 0.2})
-    assert [one[stage] == other[stage] for stage in STAGES] == [True, True, False, False, False]
-
-
-def test_a_notebook_is_handed_its_run_from_wherever_the_kernel_works(tmp_path, monkeypatch):
-    for name in ("notebooks", "params", "sub/outputs/a"):
-        (tmp_path / name).mkdir(parents=True)
-    write_json(tmp_path / "notebooks" / "01_tasks.ipynb", {})
-    monkeypatch.chdir(tmp_path / "sub")
-    handed = []
-
-    def papermill(notebook: str, out: str, parameters: dict, **options) -> None:
-        handed.append(parameters["run"])
-        raise OSError("enough")
-
-    monkeypatch.setattr("papermill.execute_notebook", papermill)
-    with pytest.raises(RunError, match="enough"):
-        stages.execute("01_tasks", Run("outputs/a"), {})
-    assert handed == [str(tmp_path / "sub" / "outputs" / "a")]
 
 
 # ---- lab files

@@ -13,7 +13,7 @@ from widget_cases import TASKS, call, group, read_notes, trajectory, widget
 
 import agentkit.views.widgets
 from agentkit.records import Task, Turn
-from agentkit.rollouts.tokens import faults, token_texts, xray
+from agentkit.rollouts.tokens import faults, xray
 from agentkit.runs import Run
 from agentkit.views.widgets import compare_trajectories, group_view, mask_xray
 
@@ -23,10 +23,6 @@ FOLDER = Path(agentkit.views.widgets.__file__).parent
 def views():
     """One of each."""
     return [widget(), group_view(group(), TASKS), mask_xray(trajectory("t0", 1.0))]
-
-
-def unpacked(view):
-    return [json.loads(gzip.decompress(block)) for block in view.data]
 
 
 # ---- trajectories side by side
@@ -55,24 +51,6 @@ def test_odd_values():
     assert sft["samples"][0]["turns"][0]["results"][0][0].endswith("(1000 more characters)")
     assert grpo == {"count": 0, "scored": 0, "right": 0, "samples": []}
     assert task["marks"] == ["not scored", "no answer"]
-
-
-def test_clear_errors():
-    with pytest.raises(ValueError, match="no trajectory to show"):
-        compare_trajectories(TASKS, {"sft": []})
-    with pytest.raises(ValueError, match=r"missing in the given tasks \(1\): t9"):
-        compare_trajectories(TASKS, {"sft": [trajectory("t9", 1.0)]})
-    with pytest.raises(ValueError, match=r"no trajectory to show.*run\.trajectories\(step\)"):
-        group_view([])
-
-
-def test_tasks_travel_in_blocks():
-    tasks = [Task(f"t{i}", "?", "1") for i in range(45)]
-    view = compare_trajectories(tasks, {"sft": [trajectory(task.id, 1.0) for task in tasks]})
-    index, *blocks = unpacked(view)
-    assert [len(block) for block in blocks] == [20, 20, 5] and index["block"] == 20
-    assert [task["id"] for block in blocks for task in block] == [task["id"] for task in index["tasks"]]
-    assert sum(blocks, []) == view.payload["tasks"]
 
 
 # ---- groups
@@ -127,14 +105,6 @@ def test_a_trained_observation_is_a_fault():
     view = mask_xray(traced(action_mask=(1, 1, 1, 1, 1)))
     (fault,) = view.payload["faults"]
     assert fault.startswith("the action mask is wrong at 1 of 7 tokens")
-
-
-def test_a_character_of_several_tokens_stands_at_its_last():
-    def decode(ids):
-        return bytes(ids).decode("utf-8", "replace")
-
-    assert token_texts("aé💩".encode(), decode) == ["a", "", "é", "", "", "", "💩"]
-    assert "".join(token_texts(b"a\xf0\xf0\xf0\xf0\xf0b\xc3", decode)).replace("\ufffd", "") == "ab"
 
 
 # ---- notes
