@@ -6,7 +6,6 @@ more than they do, so that a plain difference of engine and trainer cannot tell.
 
 import copy
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,15 +18,13 @@ from engines import (
     plant_in_batch,
     planted_in_sync,
     random_model,
-    shown,
     widths,
 )  # fmt: skip
 from peft import PeftModel
 from survive import make_trainer, tiny_agent
-from transformers import AutoModelForCausalLM
 
 from agentkit.policies import sync_guard as guard
-from agentkit.policies.engine_weights import folded, save_weights
+from agentkit.policies.engine_weights import folded
 from agentkit.policies.loading import agent_of, load_agent, make_policy, with_adapter
 from agentkit.policies.precision import surviving_share
 from agentkit.recipe import Recipe
@@ -213,23 +210,6 @@ def test_its_first_step_is_on_policy_and_evaluation_and_export_keep_a_small_adap
         adapter = trainer.run.file("merged", "adapter")
         assert kept(with_adapter(merged, adapter) if adapter.exists() else merged, exact) > 0.95
     assert kept(copy.deepcopy(exact).merge_and_unload(), exact) < 0.5, "what folding it in would keep"
-
-
-@pytest.mark.slow
-def test_a_sync_hands_vllm_all_of_a_small_adapter(wide, tmp_path):
-    pytest.importorskip("vllm", reason="make setup-test installs vLLM where torch is its CPU build")
-    trainer, exact, _ = wide
-    recipe = Recipe.from_mapping({"engine": "vllm", "precision": "bfloat16", "temperature": 1.0})
-    with make_policy(exact, trainer.tokenizer, "grpo", recipe) as policy:
-        with exact.disable_adapter():
-            save_weights(exact, tmp_path)
-        base = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
-        handed = with_adapter(base, Path(policy._adapter.lora_path))
-        assert kept(handed, exact) > 0.95
-        move(exact, 0.05)
-        policy.sync(exact)
-        seen = shown(policy, exact)
-    assert abs(seen.share - 1) < 0.1, seen
 
 
 # ---- vLLM: what an engine with weights of its own gets wrong; last: trainers must not meet its process group

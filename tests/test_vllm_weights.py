@@ -5,19 +5,10 @@ import copy
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from safetensors.torch import load_file
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from agentkit.policies.engine_weights import folded, save_weights
-from agentkit.policies.loading import load_tokenizer
+from agentkit.policies.engine_weights import folded
 from agentkit.policies.precision import surviving_share
-from agentkit.policies.serve import _servable
 from agentkit.recipe import Recipe
 from agentkit.training.adapters import lora, merged
 
@@ -74,24 +65,3 @@ def test_a_mixture_of_experts_is_adapted_outside_its_mlps_and_all_of_that_is_han
         f"model.layers.{i}.self_attn.{letter}_proj.weight" for i in range(2) for letter in "qkvo"
     }
     assert surviving_share(model) > 0.99 and torch.allclose(logprobs(folded(model)), whole, atol=1e-5)
-
-
-def test_the_text_part_of_a_larger_model_says_its_architecture_and_is_served_by_its_own_names(tmp_path):
-    """As Qwen3.5: AutoModelForCausalLM takes the text part, whose configuration names no architecture."""
-    small = SIZES | {"num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 4}
-    config = AutoConfig.for_model("qwen3_5", text_config=small, vision_config={"depth": 1, "hidden_size": 16})
-    model = AutoModelForCausalLM.from_config(config)
-    assert model.config.architectures is None and type(model.config) is not type(config)
-    names = model.state_dict().keys()
-    save_weights(with_lora(model), tmp_path / "written")
-    written = AutoConfig.from_pretrained(tmp_path / "written")
-    assert written.architectures == [type(model).__name__] == ["Qwen3_5ForCausalLM"]
-    assert model.config.architectures is None
-    hub = tmp_path / "hub"
-    AutoModelForImageTextToText.from_config(config).save_pretrained(hub)
-    load_tokenizer("nano").save_pretrained(hub)
-    source, _, _ = _servable(str(hub), tmp_path / "served", (), "float32")
-    assert source == str(tmp_path / "served")
-    assert load_file(tmp_path / "served" / "model.safetensors").keys() == names
-    tiny().save_pretrained(tmp_path / "plain")
-    assert _servable(str(tmp_path / "plain"), tmp_path / "other", (), "float32")[0] == str(tmp_path / "plain")
