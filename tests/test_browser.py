@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hostile.widget_texts import CHARACTERS, SCRIPTS
+from hostile.widget_texts import SCRIPTS
 from playwright.sync_api import expect
 from widget_cases import TASKS, call, group, trajectory, widget
 
@@ -118,28 +118,6 @@ def test_states_are_drawn_and_none_of_them_acts(browser, framed):
         assert image.count() == 1 and image.evaluate("e => e.decode().then(() => e.naturalWidth)") > 0
         assert image.get_attribute("alt") == "<img src=x onerror=alert(1)>"
         assert state.first.locator("th").first.inner_text() == "<img src=x onerror=alert(1)>"
-
-
-@pytest.mark.slow
-def test_filters(browser, saved):
-    with opened(browser, saved(widget())) as (page, _):
-        counter, outcome = page.locator("output").first, page.get_by_label("outcome")
-        for option, prompt in [("1", TASKS[0].prompt), ("2", TASKS[1].prompt), ("3", TASKS[2].prompt)]:
-            outcome.select_option(option)
-            wait_for_text(page.locator(".prompt"), prompt)
-            assert counter.inner_text() == "task 1 of 1"
-        outcome.select_option("4")
-        wait_for_text(page.locator(".none"), "No task fits")
-        assert counter.inner_text() == "no task"
-        outcome.select_option("0")
-        page.get_by_label("marks and notes").select_option("mark: no answer")
-        wait_for_text(counter, "task 1 of 1")
-        wait_for_text(page.locator(".marked").first, "no answer")
-        page.get_by_label("marks and notes").select_option("0")
-        page.get_by_label("search").fill("LIMA")
-        wait_for_text(counter, "task 1 of 1")
-        page.get_by_label("search").fill("columns")  # a key of the payload, not a text
-        wait_for_text(counter, "no task")
 
 
 # ---- links and notes
@@ -301,27 +279,6 @@ def test_a_frame_reaches_nothing_around_it(browser, framed):
         page.wait_for_timeout(200)
         found = page.evaluate("[window.hacked, localStorage.length, location.hash.includes('forged')]")
         assert found == [None, 0, False]
-
-
-@pytest.mark.slow
-def test_odd_characters_are_spelled_out(browser, saved):
-    texts, found = list(CHARACTERS.values()), ""
-    with opened(browser, saved(dict(hostile_views(texts))["compare"])) as (page, _):
-        for _ in leaf(page, page, "compare", len(texts)):
-            found += page.locator(".ak").evaluate("(root) => root.textContent")
-    assert not [c for c in found if ord(c) < 32 and c not in "\n\t"]
-    assert not set(found) & set("\x7f\x9b\u202e\u202c\u2066\u200f\u061c\u200b\ufeff\u00ad\u2028\ufffd")
-    spelled = (
-        "‹U+001B›[31mred",
-        "a‹U+0000›b",
-        "‹U+202E›gnp.exe‹U+202C›",
-        "‹U+D800› ‹U+DFFF›",
-        "‹496 more marks›",
-    )
-    assert all(shown in found for shown in spelled)
-
-
-# ---- theme, width, empty states
 
 
 # ---- live
