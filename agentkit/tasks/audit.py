@@ -80,25 +80,36 @@ def _row(check: str, task: Task, answer: str, passed: bool, score: Score) -> dic
 
 def _checked(task: Task, other: str | None, environments: Environments) -> list[dict[str, Any]]:
     """A row for each check of a task, the first alone where its gold data cannot be used."""
-    if judges_state(verifier_kind(task)):
-        return _checked_by_state(task, environments)
     try:
-        cases, expert = list(_cases(task, other)), _expert(task, environments)
+        tries = list(_tries(task, other, environments))
     except ValueError as error:
         score = Score(None, f"its gold data cannot be used: {error}")
         return [_row("data", task, "", False, score)]
     rows = [_row("data", task, "", True, Score(None))]
-    for check, answer, right in cases:
-        if right and expert is not None and task.meta.get("plan") is None:
-            continue
-        tried = answer if expert is None else replace(expert, answer=answer)
+    for check, said, tried, right, why in tries:
         score = _score(task, tried)
         passes = score.value is not None and (score.value == 1.0) == right
-        rows.append(_row(check, task, answer, passes, score))
+        told = score if passes or not why else replace(score, why=f"{score.why or 'no reason given'}; {why}")
+        rows.append(_row(check, task, said, passes, told))
         if check in ("gold", "perturbed"):
             again = _score(task, tried)
-            rows.append(_row("repeatable", task, answer, again == score, again))
+            rows.append(_row("repeatable", task, said, again == score, again))
     return rows
+
+
+def _tries(
+    task: Task, other: str | None, environments: Environments
+) -> Iterator[tuple[str, str, str | Trajectory, bool, str]]:
+    """Check, what it tries, as it is judged, whether that must pass, and why. Raises ValueError."""
+    if judges_state(verifier_kind(task)):
+        yield from state_audit.cases(task, _environment(task, environments))
+        return
+    expert, unplanned = _expert(task, environments), task.meta.get("plan") is None
+    for check, answer, right in _cases(task, other):
+        if expert is None:
+            yield check, answer, answer, right, ""
+        elif not (right and unplanned):
+            yield check, answer, replace(expert, answer=answer), right, ""
 
 
 def _expert(task: Task, environments: Environments) -> Trajectory | None:
@@ -120,25 +131,9 @@ def _environment(task: Task, environments: Environments) -> object:
     return example(environments[task.family])
 
 
-def _checked_by_state(task: Task, environments: Environments) -> list[dict[str, Any]]:
-    try:
-        cases = list(state_audit.cases(task, _environment(task, environments)))
-    except ValueError as error:
-        return [_row("data", task, "", False, Score(None, str(error)))]
-    rows = [_row("data", task, "", True, Score(None))]
-    judged = replace(task, meta=task.meta | {"required_tools": ()})  # calls are changed, and the state counts
-    for check, done, right, why in cases:
-        score, said = _score(judged, done), state_audit.described(done)
-        passes = score.value is not None and (score.value == 1.0) == right
-        told = score if passes else Score(score.value, f"{score.why or 'no reason given'}; {why}")
-        rows.append(_row(check, task, said, passes, told))
-        if check == "gold":
-            again = _score(judged, done)
-            rows.append(_row("repeatable", task, said, again == score, again))
-    return rows
-
-
 def _score(task: Task, tried: str | Trajectory) -> Score:
+    if judges_state(verifier_kind(task)):  # calls are changed, and only the state counts
+        task = replace(task, meta=task.meta | {"required_tools": ()})
     try:
         return verify(task, tried)
     except (TypeError, ValueError) as error:  # an option that the verifier does not have, or no verifier

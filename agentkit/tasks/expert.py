@@ -64,12 +64,8 @@ async def _solve(task: Task, environment: object) -> Trajectory:
     return replace(unsolved(task), turns=(*turns, Turn(answer, (0, 0))), answer=answer, state=state)
 
 
-def replay(task: Task, environment: object, calls: Iterable[ToolCall]) -> Trajectory:
+async def replay(task: Task, environment: object, calls: Iterable[ToolCall]) -> Trajectory:
     """These calls in the environment after a reset, whatever they reply: a trajectory without an answer."""
-    return run_blocking(_replay(task, environment, calls))
-
-
-async def _replay(task: Task, environment: object, calls: Iterable[ToolCall]) -> Trajectory:
     await reset(environment, task, PATIENCE_S)
     results = [await run_call(call, environment, timeout_s=PATIENCE_S) for call in calls]
     turns = tuple(Turn("", (0, 0), (result,)) for result in results)
@@ -144,8 +140,6 @@ def shown(observation: str, expected: Any) -> Any:
     """
     text = _SUBJECT.sub("", observation.partition("\n[2] ")[0])
     match expected:
-        case None:
-            return None
         case {"path": str(path)}:
             return _at(path, _json(observation))
         case {"pattern": str(pattern)}:

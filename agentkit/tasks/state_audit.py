@@ -6,76 +6,82 @@ Where that leads to the plan's state the verifier must give 1, whatever was call
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from agentkit.records import Task, ToolCall, Trajectory
-from agentkit.tasks.expert import fill, replay, solve, unsolved, value_of
+from agentkit.tasks.expert import fill, replay, solve, value_of
+from agentkit.tools.runtime import run_blocking
 from agentkit.trajectories import plan_of, results_of
 
 CHECKS = ("no answer", "state alone", "calls alone", "no calls", "call dropped", "call repeated",
           "another argument", "another order")  # fmt: skip
-SAME = "this leads to the plan's state and must score 1"
-ORDER = f"{SAME}; lists count without their order: where it matters, let state() number the entries"
-OTHER = "this leads to another state and must score 0 (state() gives only what counts)"
-ARGUMENT = f"{OTHER}; where that is right too, name arguments that are not in the step's 'wrong'"
-
-
-class Case(NamedTuple):
-    """A trajectory whose verdict is known."""
-
-    check: str
-    trajectory: Trajectory
-    right: bool
-    why: str  # it must be so
+WHY = {  # by what must be said
+    True: "this leads to the plan's state and must score 1",
+    False: "this does not lead to the plan's state and must score 0 (state() gives only what counts)",
+}
+WAY_OUT = {
+    ("another order", True): "; lists count without order: where it matters, let state() number the entries",
+    ("another argument", False): "; if that is right too, name arguments that are not in the step's 'wrong'",
+}
+Case = tuple[str, str, Trajectory, bool, str]  # check, calls, what is judged, whether it must pass, and why
 
 
 def cases(task: Task, environment: object) -> Iterator[Case]:
-    """The trajectories that a verifier of the state is tried on. Raises ValueError where the plan, the
-    environment or its state cannot be used.
-    """
-    nothing = replay(task, environment, ())
+    """What a verifier of the state is tried on. Raises ValueError where plan or environment are of no use."""
+
+    def made(calls: Sequence[ToolCall]) -> Trajectory:
+        return run_blocking(replay(task, environment, calls))
+
+    nothing = made(())
     if nothing.state is None:
         raise ValueError("its verifier judges the state, and its environment has no method state")
     if task.meta.get("plan") is None:
-        yield Case("no calls", nothing, False, "without a plan it is not known, and nothing was done")
+        yield "no calls", "", nothing, False, "nothing was done"
         return
     gold = solve(task, environment)
+    aim = _unordered(gold.state)
+    for check, tried in _tries(task, gold, nothing, made):
+        right = _unordered(tried.state) == aim
+        if check == "no answer" and not right:
+            raise ValueError(
+                "the same calls lead to another state: state() must leave out times and the like"
+            )
+        if right or check != "another order":
+            calls = [f"{call.name}({json.dumps(call.arguments)})" for call in results_of(tried)]
+            why = WHY[right] + WAY_OUT.get((check, right), "")
+            yield check, ", ".join(calls) or "no calls", tried, right, why
+
+
+def _tries(
+    task: Task, gold: Trajectory, nothing: Trajectory, made: Callable[[Sequence[ToolCall]], Trajectory]
+) -> Iterator[tuple[str, Trajectory]]:
+    """The plan's trajectory and others, which differ from it in one respect each."""
     calls = [ToolCall(result.name, result.arguments) for result in results_of(gold)]
-    again = replay(task, environment, calls)
-    if not alike(again.state, gold.state):
-        raise ValueError(
-            "its plan leads to another state each time: state() must leave out times and the like"
-        )
-    yield Case("gold", gold, True, SAME)
-    yield Case("no answer", again, True, SAME)
-    yield Case("state alone", replace(unsolved(task), state=gold.state), True, SAME)
-    if not alike(nothing.state, gold.state):
-        yield Case("calls alone", replace(gold, state=nothing.state), False, OTHER)
-    for check, changed in _changed(calls, _wrong(task, gold)):
-        done = replay(task, environment, changed)
-        same = alike(done.state, gold.state)
-        if same or check != "another order":
-            yield Case(check, done, same, _reason(check, same))
+    yield "gold", gold
+    yield "no answer", made(calls)
+    yield "state alone", replace(nothing, state=gold.state)
+    yield "calls alone", replace(gold, state=nothing.state)
+    yield "no calls", nothing
+    values: list[Any] = []
+    for number, (step, result) in enumerate(zip(plan_of(task), results_of(gold), strict=True)):
+        before, call, after = calls[:number], calls[number], calls[number + 1 :]
+        yield "call dropped", made([*before, *after])
+        yield "call repeated", made([*before, call, call, *after])
+        for arguments in _wrong(step, call.arguments, values):
+            yield "another argument", made([*before, ToolCall(call.name, arguments), *after])
+        if after:
+            yield "another order", made([*before, after[0], call, *after[1:]])
+        values.append(value_of(step, result.observation))
 
 
-def _reason(check: str, same: bool) -> str:
-    if same:
-        return ORDER if check == "another order" else SAME
-    return ARGUMENT if check == "another argument" else OTHER
-
-
-def described(trajectory: Trajectory) -> str:
-    """A trajectory's calls in one line."""
-    calls = (f"{call.name}({json.dumps(call.arguments)})" for call in results_of(trajectory))
-    return ", ".join(calls) or "no calls"
-
-
-def alike(one: Any, other: Any) -> bool:
-    """Whether two states are the same, but for the order of their lists."""
-    return _unordered(one) == _unordered(other)
+def _wrong(step: dict[str, Any], arguments: dict[str, Any], values: Sequence[Any]) -> list[dict[str, Any]]:
+    """Other arguments for a step's call: those that it calls wrong, else each one changed."""
+    if "wrong" in step:
+        return [fill(given, values) for given in step["wrong"]]
+    return [arguments | {name: _other(value)} for name, value in arguments.items()]
 
 
 def _unordered(state: Any) -> Any:
@@ -87,33 +93,6 @@ def _unordered(state: Any) -> Any:
     return state
 
 
-def _changed(
-    calls: Sequence[ToolCall], wrong: Sequence[Sequence[dict[str, Any]]]
-) -> Iterator[tuple[str, list[ToolCall]]]:
-    """The plan's calls, changed in one respect each."""
-    yield "no calls", []
-    for number, call in enumerate(calls):
-        before, after = list(calls[:number]), list(calls[number + 1 :])
-        yield "call dropped", [*before, *after]
-        yield "call repeated", [*before, call, call, *after]
-        for arguments in wrong[number]:
-            yield "another argument", [*before, replace(call, arguments=arguments), *after]
-        if after:
-            yield "another order", [*before, after[0], call, *after[1:]]
-
-
-def _wrong(task: Task, gold: Trajectory) -> list[list[dict[str, Any]]]:
-    """Other arguments for each of the plan's calls: those that a step calls wrong, else each one changed."""
-    values: list[Any] = []
-    found = []
-    for step, result in zip(plan_of(task), results_of(gold), strict=True):
-        own = result.arguments
-        each = ({**own, name: _other(value)} for name, value in own.items())
-        found.append([fill(given, values) for given in step["wrong"]] if "wrong" in step else list(each))
-        values.append(value_of(step, result.observation))
-    return found
-
-
 def perturb(answer: str) -> str:
     """Another answer of the same look: the first digit raised, or another word in front."""
     for position, character in enumerate(answer):
@@ -123,14 +102,12 @@ def perturb(answer: str) -> str:
 
 
 def _other(value: Any) -> Any:
-    """Another value of the same kind."""
+    """Another value of the same kind, where there is one."""
     match value:
+        case str():
+            return perturb(value)
         case bool():
             return not value
         case int() | float():
             return value + 1
-        case str():
-            return perturb(value)
-        case list():
-            return value[:-1]
     return value
