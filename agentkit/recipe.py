@@ -248,7 +248,7 @@ class Recipe(BaseModel):
     def defaults(cls) -> str:
         """Every key with its default and help, to read and to copy from: a recipe in YAML."""
         rows = [(f"{name}: {json.dumps(key.default)}", key.description) for name, key in cls.keys().items()]
-        return "\n".join(f"{row:<36} # {help}" for row, help in rows)
+        return "\n".join(f"{row:<26} # {help}" for row, help in rows)
 
     @classmethod
     def keys_of(cls, stage: str) -> list[str]:
