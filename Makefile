@@ -6,10 +6,11 @@ DEMO_RUN ?= outputs/demo
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo test test-all lab bench ablations clean
+.PHONY: help setup setup-gpu setup-test demo test test-all lab bench ablations clean
 
 help:
 	@echo 'make setup   .venv with the proven versions         (PYTHON=python3.12, TORCH=cpu|cuda to choose)'
+	@echo 'make setup-gpu  the same for an NVIDIA GPU, with vLLM and Unsloth; checks compiler, headers and disk first'
 	@echo 'make demo    train and compare the small agent      (DEMO_RUN=outputs/demo, RECIPE=params/nano.yaml)'
 	@echo 'make test    the quick suite: what is not slow      (PYTEST="-k chat" to narrow it)'
 	@echo 'make test-all  the same and everything slow; an hour  (PYTEST="-k vllm" to narrow it)'
@@ -28,6 +29,9 @@ endef
 
 setup:
 	$(call set_up)
+
+setup-gpu:
+	$(call set_up,gpu)
 
 setup-test:
 	$(call set_up,test)

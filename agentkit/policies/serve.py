@@ -20,7 +20,7 @@ from agentkit.policies.server import API_KEY
 from agentkit.policies.vllm import CPU_ENVIRONMENT, lora_rank, missing
 from agentkit.rollouts.policy import EngineError
 from agentkit.runs import project_root
-from agentkit.runs.files import model_path
+from agentkit.runs.files import adapter_base, model_path
 
 CPU_SERVER = CPU_ENVIRONMENT | {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # less memory than with two processes
@@ -78,7 +78,8 @@ def _servable(model: str, folder: Path, merge: Sequence[str | Path], precision: 
     is_part = False
     with contextlib.suppress(ValueError), torch.device("meta"):  # one that vLLM alone knows
         is_part = type(AutoModelForCausalLM.from_config(config).config) is not type(config)
-    if merge or is_part:  # what a trainer hands over names the part's weights; no card may hold it all
+    # what a trainer hands over names the part's weights; no card may hold it all
+    if merge or is_part or adapter_base(model):
         save_weights(merged(model, merge, dtype), folder)
         load_tokenizer(model).save_pretrained(folder)
         source = str(folder)

@@ -33,11 +33,13 @@ def memory_of(device: torch.device) -> int:
 
 
 def token_bytes(config: Any, dtype: torch.dtype) -> int:
-    """Bytes that the keys and values of one token take, if all layers keep them."""
+    """Bytes that the keys and values of one token take in the layers that keep them for all tokens."""
     text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or ["full_attention"] * text.num_hidden_layers
+    layers = sum("linear" not in kind for kind in kinds)
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    return 2 * text.num_hidden_layers * heads * size * dtype.itemsize
+    return 2 * layers * heads * size * dtype.itemsize
 
 
 def unkept(config: Any) -> str | None:

@@ -81,7 +81,7 @@ def adapted(model: Any, tokenizer: Any, recipe: Recipe) -> tuple[Any, Any]:
         tokenizer.save_pretrained(folder)
         loaded, _ = FastLanguageModel.from_pretrained(
             folder,
-            max_seq_length=longest(model, recipe),
+            max_seq_length=longest(model.config, recipe),
             dtype=model.to("cpu").dtype,
             load_in_4bit=recipe.load_in_4bit,
             use_exact_model_name=True,

@@ -119,27 +119,11 @@ class VllmPolicy(ThreadedPolicy):
             self._owns_group = not torch.distributed.is_initialized()
             for name, value in (ENVIRONMENT | ({} if cuda else CPU_ENVIRONMENT)).items():
                 os.environ.setdefault(name, value)
-            from vllm.engine.arg_utils import EngineArgs
             from vllm.v1.engine.llm_engine import LLMEngine
 
             self._can_sleep = can_sleep()
-            arguments = EngineArgs(
-                model=str(folder),
-                skip_tokenizer_init=True,
-                language_model_only=True,  # no processor of images is asked for, and no tower loaded
-                dtype=str(model.dtype).removeprefix("torch."),
-                max_model_len=max_length,
-                gpu_memory_utilization=memory_share,
-                enforce_eager=not cuda,
-                enable_prefix_caching=True,
-                enable_chunked_prefill=cuda,  # on a CPU a seeded request whose prompt is split fails
-                enable_sleep_mode=self._can_sleep,
-                logprobs_mode="processed_logprobs",  # at the sampling temperature
-                generation_config="vllm",  # nothing beyond what a request says
-                disable_log_stats=True,
-                **({"max_num_seqs": max_batch, "max_num_batched_tokens": BATCHED_TOKENS} if cuda else {}),
-                **adapters,
-            )
+            room = max_length, memory_share, max_batch
+            arguments = engine_arguments(folder, model.dtype, *room, cuda, self._can_sleep, **adapters)
             try:
                 self._engine = LLMEngine.from_engine_args(arguments)
             except Exception as error:
@@ -280,6 +264,32 @@ def _sample(reply: Any) -> Sample | EngineError:
         return EngineError(f"vLLM ended a request for the reason {reply.finish_reason!r} and not at its end")
     pairs = zip(reply.logprobs, reply.token_ids, strict=True)
     return Sample(list(reply.token_ids), [position[token].logprob for position, token in pairs])
+
+
+def engine_arguments(
+    folder: Path, dtype: torch.dtype, max_length: int | None, share: float, max_batch: int, cuda: bool,
+    sleeps: bool, **adapters: Any,
+) -> Any:  # fmt: skip
+    """vLLM's EngineArgs of an engine, on a GPU or a CPU."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    return EngineArgs(
+        model=str(folder),
+        skip_tokenizer_init=True,
+        language_model_only=True,  # no processor of images is asked for, and no tower loaded
+        dtype=str(dtype).removeprefix("torch."),
+        max_model_len=max_length,
+        gpu_memory_utilization=share,
+        enforce_eager=not cuda,
+        enable_prefix_caching=True,
+        enable_chunked_prefill=cuda,  # on a CPU a seeded request whose prompt is split fails
+        enable_sleep_mode=sleeps,
+        logprobs_mode="processed_logprobs",  # at the sampling temperature
+        generation_config="vllm",  # nothing beyond what a request says
+        disable_log_stats=True,
+        **({"max_num_seqs": max_batch, "max_num_batched_tokens": BATCHED_TOKENS} if cuda else {}),
+        **adapters,
+    )
 
 
 def missing() -> str:

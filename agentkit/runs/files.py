@@ -32,6 +32,23 @@ def model_path(model: str) -> str:
     return model if model != NANO and (os.path.isdir(model) or not folder.is_dir()) else str(folder)
 
 
+def adapter_base(model: str) -> str:
+    """The model that the LoRA adapter in the folder ``model`` was trained on; "" where that is no adapter.
+
+    Raises FileNotFoundError where it names none.
+    """
+    folder = Path(model_path(model))
+    about = folder / "adapter_config.json"
+    if not about.is_file() or (folder / "config.json").is_file():
+        return ""
+    if base := read_json(about).get("base_model_name_or_path"):
+        return str(base)
+    raise FileNotFoundError(
+        f"{model} is a LoRA adapter, and {about} does not say of which model: write its folder or hub name "
+        "there, as base_model_name_or_path"
+    )
+
+
 def user_cache(name: str) -> Path:
     """A file or folder in agentkit's part of the user's cache folder; nothing is made."""
     root = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")

@@ -50,8 +50,10 @@ def gpu_count(unsaid: int | None = None) -> int | None:
     return unsaid if named is None else sum(name.strip() not in ("", "-1") for name in named.split(","))
 
 
-def choose(recipe: Recipe, count: int) -> Topology:
-    """The topology of a recipe where ``count`` GPUs are visible.
+def choose(recipe: Recipe, count: int, in_cells: bool = False) -> Topology:
+    """The topology of a recipe where ``count`` GPUs are visible; ``in_cells``: of a notebook's own parts.
+
+    vLLM is started once a process: preflight, training and each measurement have one of their own.
 
     Raises RecipeError where the recipe asks for what is not there.
     """
@@ -67,10 +69,12 @@ def choose(recipe: Recipe, count: int) -> Topology:
             "shard spreads a model over the processes that train, and there is one: set processes, or gpus, "
             "so that there are two at least, each with a GPU"
         )
-    if processes == 1 and count <= 1:
+    apart = recipe.engine in ("vllm", "unsloth") and not in_cells
+    if processes == 1 and count <= 1 and not apart:
         return Topology("here", 1, cards, "one device does everything in turn")
     refuse(batch_rules(recipe.but(processes=processes)))
     why = "all cards roll out and then all train" if cards else f"processes: {processes} on the CPU"
+    why = "each job has a process and an engine of its own" if processes == 1 and count <= 1 else why
     return Topology("colocate", processes, cards, why)
 
 

@@ -57,7 +57,7 @@ class Work:
 
     def __init__(self, lab: Lab, run: Run):
         self.lab, self.run = lab, run
-        self.topology = choose(lab.recipe, torch.cuda.device_count())
+        self.topology = choose(lab.recipe, torch.cuda.device_count(), bool(lab.added))
         self._done: dict[str, dict[str, Any]] = {"measured": {}}  # seconds by policy, and by control
 
     def __str__(self) -> str:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import platform
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
@@ -456,6 +459,42 @@ def step(budget: Budget) -> Lines:
                 key: row.get(key) for key in ("rollout_seconds", "update_seconds", "sync_gap", "mismatch")
             }
             yield line(case, row["seconds"], "s", **told, **peak)
+
+
+def recipes(budget: Budget) -> Lines:
+    """Notebooks 01 to 03 of the recipes to begin with; the models must be on this machine."""
+    for name in ("smoke", "qwen3-4b"):
+        with tempfile.TemporaryDirectory() as folder:
+            changes = {"engine": budget.engine, "steps": 3, "n_tasks": 80, "val_every": 3, "val_tasks": 4}
+            changes |= {"test_samples": 1, "preflight": "warn"}
+            if budget.rehearse:
+                tiny = Path(folder, "tiny")
+                engines.random_model(engines.SHAPES["tiny"]).save_pretrained(tiny)
+                _tokenizer().save_pretrained(tiny)
+                sizes = {
+                    "prompts_per_step": 2,
+                    "group_size": 2,
+                    "micro_batch": 2,
+                    "max_turns": 2,
+                    "max_turn_tokens": 8,
+                }
+                changes |= {"model": str(tiny), "preflight": "off"} | sizes
+            words = [word for key, value in changes.items() for word in ("-p", f"{key}={value}")]
+            run, recipe = Path(folder, "run"), TESTS.parent / "params" / f"{name}.yaml"
+            command = [sys.executable, "-m", "agentkit.cli"]
+            made = [*command, "run", str(recipe), "--run", str(run), "--to", "03", *words]
+            seconds, done = timed(
+                partial(subprocess.run, made, cwd=TESTS.parent, capture_output=True, text=True)
+            )
+            if done.returncode:
+                yield line(f"{name}, {budget.engine}", done.stderr.strip()[-300:], ok=False)
+                continue
+            told = subprocess.run(
+                [*command, "doctor", "--run", str(run)], capture_output=True, text=True, check=True
+            )
+            yield line(
+                f"{name}, {budget.engine}, three steps", seconds, "s", True, run=json.loads(told.stdout)
+            )
 
 
 def sft(budget: Budget) -> Lines:

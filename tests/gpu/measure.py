@@ -37,6 +37,7 @@ FIGURES = {  # name: for which kinds, what it needs, what it measures; in gpus.m
     "decode": ("base vllm", "cuda", "tokens a second at 4B, by rows"),
     "sync": ("vllm", "cuda", "seconds of a sync and of an engine's start, memory after its end"),
     "step": ("base vllm", "cuda", "whole steps of GRPO at 4B"),
+    "recipes": ("base vllm", "cuda", "the recipes smoke and qwen3-4b, three steps each, with real weights"),
     "sft": ("base", "cuda", "SFT and preflight's timed update at 4B"),
     "update": ("base", "cuda", "seconds and memory of an update at 4B, by length"),
 }  # fmt: skip
