@@ -19,7 +19,7 @@ from typing import Any
 from agentkit.nano import DATA, NANO
 from agentkit.recipe import project_root
 from agentkit.records import AgentkitError, DiskError, RunError
-from agentkit.rows import json_lines, read_bytes
+from agentkit.rows import json_lines, read_bytes, read_json
 
 MANIFEST = "run.json"
 
