@@ -12,7 +12,7 @@ from hostile.widget_texts import SCRIPTS
 from playwright.sync_api import expect
 from widget_cases import TASKS, call, group, trajectory, widget
 
-from agentkit.evaluation.html import task_link
+from agentkit.evaluation.html import task_links
 from agentkit.records import Picture, Table, Task, ToolResult, Turn
 from agentkit.views.widgets import compare_trajectories, group_view, mask_xray
 
@@ -129,7 +129,7 @@ def write_note(page, where, text):
 
 
 def test_in_a_frame_notes_and_links_go_through_the_page(browser, framed):
-    file = framed(widget(), more=task_link("t2"))
+    file = framed(widget(), more=task_links("t2"))
     with opened(browser, file, "#task=t1") as (page, _):
         frame = page.frame_locator("iframe")
         wait_for_text(frame.locator(".prompt"), TASKS[1].prompt)

@@ -90,12 +90,10 @@ class Comparison:
 
     def moved(self) -> html.Markup:
         """The tasks whose first sample changed sides, as links to them, folded."""
-        rows = [
-            [pair.replace("->", " → "), *map(html.task_links, sides.values())]
-            for pair, sides in self.flipped.items()
-        ]
-        table = html.table(["by the first sample", "from wrong to right", "from right to wrong"], rows)
-        return html.folded("Tasks that changed sides", table)
+        columns = {"to_right": "from wrong to right", "to_wrong": "from right to wrong"}
+        table = pd.DataFrame.from_dict(self.flipped, "index").rename(columns=columns)
+        title = "Tasks whose first sample changed sides"
+        return html.folded(title, tables.drawn(table)) if self.flipped else html.Markup("")
 
     def _repr_html_(self) -> str:
         caption = f"{self.n_tasks} tasks; 95 % intervals over tasks in brackets"

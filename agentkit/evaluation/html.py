@@ -7,7 +7,7 @@ take the style sheet only.
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -82,14 +82,10 @@ def table(columns: Sequence[Any], rows: Iterable[Sequence[Any]], caption: str = 
     return element("div", element("table", *inside), class_="scroll")
 
 
-def task_link(task: str) -> Markup:
-    """A task's id, which turns the views on the page that hold the task to it."""
-    return element("a", task, href=f"#task={quote(task, safe='', errors='replace')}")
-
-
-def task_links(tasks: Iterable[str]) -> Markup:
-    """Ids side by side, each a link."""
-    return Markup(" ").join(map(task_link, tasks))
+def task_links(*tasks: str) -> Markup:
+    """Ids side by side; a click turns the views on the page that hold the task to it."""
+    address = partial(quote, safe="", errors="replace")
+    return Markup(" ").join(element("a", task, href=f"#task={address(task)}") for task in tasks)
 
 
 def folded(summary: Any, *children: Any) -> Markup:

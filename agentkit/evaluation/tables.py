@@ -96,11 +96,11 @@ def to_html(table: pd.DataFrame, caption: str = "", notes: Iterable[str] = ()) -
 def drawn(table: pd.DataFrame, caption: str = "") -> html.Markup:
     """The table alone, as a part of something larger. Lists and an index named "id" hold tasks: links."""
     rows = [
-        [html.task_links(dict.fromkeys(cell)) if isinstance(cell, list) else cell for cell in row]
+        [html.task_links(*dict.fromkeys(cell)) if isinstance(cell, list) else cell for cell in row]
         for row in table.itertuples(name=None)
     ]
     if table.index.name == "id":
-        rows = [[html.task_link(task), *cells] for task, *cells in rows]
+        rows = [[html.task_links(task), *cells] for task, *cells in rows]
     return html.table([table.index.name or "", *table.columns], rows, caption)
 
 

@@ -70,10 +70,14 @@ def _result(run: Run) -> list[Any]:
     used = redact(run.manifest["recipe"])
     said = [stand_in(used) or planted(used.get("flaws", {})), *comparison.lead()]
     lead = [html.element("p", sentence, class_="lead") for sentence in said if sentence]
-    figure = plots.embedded(plots.success_bars(comparison), with_library=False)
     caption = f"{comparison.n_tasks} held-out tasks; 95 % intervals over tasks in brackets"
-    pairs = html.folded("Every pair, tested", html.paragraphs(comparison.sentences()))
-    return [*lead, figure, tables.drawn(comparison.table(), caption), pairs, comparison.moved()]
+    return [
+        *lead,
+        plots.embedded(plots.success_bars(comparison), with_library=False),
+        tables.drawn(comparison.table(), caption),
+        html.folded("Every pair, tested", html.paragraphs(comparison.sentences())),
+        comparison.moved(),
+    ]
 
 
 def _training(run: Run) -> list[Any]:
@@ -117,8 +121,10 @@ def _recipe(run: Run) -> list[Any]:
         for name, value in used.items()
         if name not in keys or value != keys[name].default
     ]
-    table = html.table(["key", "value", "meaning"], rows, "Keys that differ from the defaults")
-    return [table, html.element("p", made, class_="soft")]
+    return [
+        html.table(["key", "value", "meaning"], rows, "Keys that differ from the defaults"),
+        html.element("p", made, class_="soft"),
+    ]
 
 
 SECTIONS: dict[str, Callable[[Run], list[Any]]] = {
