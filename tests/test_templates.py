@@ -25,13 +25,7 @@ from agentkit.records import RecipeError, StopReason
 from agentkit.rollouts import Limits
 from agentkit.rollouts.call_formats import format_call
 from agentkit.rollouts.chat import ChatCodec
-from agentkit.rollouts.template_probe import (
-    end_of_turn,
-    end_of_turn_ids,
-    template_of,
-    turn_with,
-    with_template,
-)
+from agentkit.rollouts.template_probe import end_of_turn, end_of_turn_ids, turn_with, with_template
 from agentkit.runs.files import model_path
 from agentkit.tools.runtime import tool_schemas
 from agentkit.training.transcripts import read_transcripts
@@ -313,15 +307,6 @@ def test_what_cannot_be_carried_is_refused_with_a_template_to_use(tokenizer):
         ChatCodec(other, "Use the tools.", tool_schemas(Library()))
     with_template(other, "qwen2_5")
     assert ChatCodec(other, "Use the tools.", tool_schemas(Library())).format == "hermes"
-
-
-def test_a_training_template_that_is_taken_is_told_once(tokenizer):
-    other = templated(tokenizer, "qwen3")
-    with pytest.warns(UserWarning, match="TRL's training template") as said:
-        template = template_of(other)
-        template_of(other)
-    assert len(said) == 1
-    assert template.text == (FOLDER / "qwen3_training.jinja").read_text(encoding="utf-8")
 
 
 def test_a_template_that_shows_no_tools_has_the_system_message_ask_for_hermes_form(tokenizer):

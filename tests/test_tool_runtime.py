@@ -13,7 +13,7 @@ import pytest
 from agentkit import Task, ToolCall
 from agentkit.tasks import solve
 from agentkit.tools import execution as tool_execution
-from agentkit.tools.runtime import ToolSpec, run_blocking, run_call, tool, tool_schemas, tools_of
+from agentkit.tools.runtime import run_blocking, run_call, tool
 
 
 class Bench:
@@ -76,25 +76,6 @@ def test_a_wrong_declaration_is_refused():
             tool(**declared)
     with pytest.raises(TypeError, match="cache"):
         tool(cache=True)
-
-
-def test_a_declared_method_is_the_method_itself(corpus):
-    @tool(pure=True)
-    def look(query: str) -> str:
-        """Look.
-
-        Args:
-            query: What.
-        """
-        return query
-
-    assert look("x") == "x" and look.tool_spec == ToolSpec(pure=True)
-    environment = type("E", (), {"look": staticmethod(look)})()
-    assert (
-        list(tools_of(environment)) == ["look"] and tool_schemas(environment)[0]["function"]["name"] == "look"
-    )
-    above = type("E", (), {"look": tool(pure=True)(staticmethod(lambda query: query))})()
-    assert above.look("x") == "x" and above.look.tool_spec == ToolSpec(pure=True)
 
 
 # ---- places

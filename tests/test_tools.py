@@ -82,15 +82,6 @@ def test_any_text_is_a_value_or_a_value_error(expression):
         assert value in ("true", "false") or math.isfinite(float(value))
 
 
-@given(st.integers(-(10**9), 10**9), st.integers(-(10**9), 10**9))
-def test_it_agrees_with_python(a, b):
-    assert calculate(f"{a} + {b}") == str(a + b)
-    assert calculate(f"({a}) * ({b})") == str(a * b)
-    assert calculate(f"{a} > {b}") == str(a > b).lower()
-    if b:
-        assert float(calculate(f"({a}) / ({b})")) == pytest.approx(a / b, rel=1e-11)
-
-
 # ---- search
 def test_passages_are_numbered_and_best_first(corpus):
     found = search_passages(corpus, "capital of France", 2).split("\n")
@@ -175,10 +166,10 @@ def test_a_program_that_fails_is_a_sentence():
 
 @needs_sandbox
 def test_a_program_that_waits_for_its_turn_loses_no_time():
-    call = ToolCall("python", {"code": "import time; time.sleep(3)"})
+    call = ToolCall("python", {"code": "import time; time.sleep(6)"})
 
     async def one_too_many():
-        calls = [run_call(call, CodeEnvironment(), timeout_s=5) for _ in range(sandbox.AT_ONCE + 1)]
+        calls = [run_call(call, CodeEnvironment(), timeout_s=10) for _ in range(sandbox.AT_ONCE + 1)]
         return await asyncio.gather(*calls)
 
     assert [r.observation for r in asyncio.run(one_too_many()) if not r.ok] == []
