@@ -51,7 +51,9 @@ CUDA = torch.cuda.is_available()
 TRLS_OWN = partial(stock_trainer, kind=GRPOTrainer)
 DEVICE = "cuda" if CUDA else "cpu"
 HALF = {"precision": "bfloat16"}
+SHORT = {"max_turn_tokens": 64, "max_tokens": 128}
 GROUP, PROMPT = 8, 1024
+ONE_GROUP = Recipe(beta=0.0, group_size=GROUP, prompts_per_step=1, micro_batch=GROUP)
 Lines = Iterator[dict[str, Any]]
 
 
@@ -91,13 +93,10 @@ def memory() -> dict[str, float]:
     """GB at the peak since the last call; nothing without CUDA."""
     if not CUDA:
         return {}
-    found = {
-        "allocated_gb": torch.cuda.max_memory_allocated() / 1e9,
-        "reserved_gb": torch.cuda.max_memory_reserved() / 1e9,
-    }
+    allocated, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     tidy()
     torch.cuda.reset_peak_memory_stats()
-    return {name: round(value, 2) for name, value in found.items()}
+    return {"allocated_gb": round(allocated / 1e9, 2), "reserved_gb": round(reserved / 1e9, 2)}
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -123,13 +122,9 @@ def environment(budget: Budget) -> Lines:
     if CUDA:
         yield line("memory", round(torch.cuda.mem_get_info()[1] / 1e9, 1), "GB")
     heads, size = 16, 128
-    for case, queries, keys, masked in (
-        ("decode", 1, 512, True),
-        ("prefill", 512, 512, False),
-        ("tree", 512, 512, True),
-    ):
-        q, k = (torch.zeros(2, heads, n, size, dtype=torch.bfloat16, device=DEVICE) for n in (queries, keys))
-        mask = torch.ones(2, 1, queries, keys, dtype=torch.bool, device=DEVICE) if masked else None
+    for case, queries, masked in (("decode", 1, True), ("prefill", 512, False), ("tree", 512, True)):
+        q, k = (torch.zeros(2, heads, n, size, dtype=torch.bfloat16, device=DEVICE) for n in (queries, 512))
+        mask = torch.ones(2, 1, queries, 512, dtype=torch.bool, device=DEVICE) if masked else None
         choice = torch._fused_sdp_choice(q, k, k, mask, 0.0, case == "prefill")
         yield line(f"attention that serves {case}", SDPBackend(choice).name.lower())
 
@@ -142,9 +137,7 @@ def exactness(budget: Budget) -> Lines:
     for precision in ("float32", "bfloat16"):
         kinds = {"shared": our_trainer, "plain": stock_trainer} | ({"trl": TRLS_OWN} if CUDA else {})
         for name, kind in kinds.items():
-            recipe = Recipe(
-                beta=0.0, group_size=GROUP, prompts_per_step=1, micro_batch=GROUP, precision=precision
-            )
+            recipe = ONE_GROUP.but(precision=precision)
             model, tokenizer = load_agent("nano", precision=precision)
             trainer, batch = kind(model, tokenizer, recipe), _batch(tokenizer, DEVICE, prompt)
             _, _, gradient = peer.update(trainer, batch)
@@ -154,21 +147,10 @@ def exactness(budget: Budget) -> Lines:
     rounding = float((found["bfloat16", "plain"][0] - values).abs().mean())
     for (precision, name), (others, other) in found.items():
         apart = float((others - values).abs().mean())
-        limit = (
-            1e-5
-            if precision == "float32" and not CUDA
-            else 1e-3
-            if precision == "float32"
-            else 1.5 * rounding
-        )
+        limit = (1e-3 if CUDA else 1e-5) if precision == "float32" else 1.5 * rounding
         relative = float((other - gradient).norm() / gradient.norm())
-        yield line(
-            f"{name} {precision} against plain float32",
-            apart,
-            "nats",
-            apart <= limit,
-            gradient=round(relative, 6),
-        )
+        case = f"{name} {precision} against plain float32"
+        yield line(case, apart, "nats", apart <= limit, gradient=round(relative, 6))
     yield from _greedy(budget)
 
 
@@ -177,9 +159,8 @@ def _greedy(budget: Budget) -> Lines:
     ids = tokenizer("Which is larger, 17 times 23 or 400? " * 8)["input_ids"]
     with make_policy(model, tokenizer, "greedy", Recipe(temperature=0.05)) as policy:
         ours = engines.sampled(policy, [ids], 48, 0.0)[0].ids
-    theirs = model.generate(
-        torch.tensor([ids], device=model.device), max_new_tokens=len(ours), do_sample=False
-    )[0]
+    given = torch.tensor([ids], device=model.device)
+    theirs = model.generate(given, max_new_tokens=len(ours), do_sample=False)[0]
     same = theirs[len(ids) :].tolist() == list(ours)
     yield line("greedy tokens are generate's, float32", same, ok=same)
 
@@ -210,9 +191,8 @@ def survival(budget: Budget) -> Lines:
 
 def _exported(model: Any, tokenizer: Any, size: float) -> Lines:
     with tempfile.TemporaryDirectory() as folder:
-        trainer = survive.make_trainer(
-            Path(folder) / "run", agent=load_agent("nano", precision="float32"), steps=1
-        )
+        agent = load_agent("nano", precision="float32")
+        trainer = survive.make_trainer(Path(folder) / "run", agent=agent, steps=1)
         trainer.train()
         run = trainer.run
         run.begin("03_grpo", {"model": "nano", "sft": False})
@@ -225,17 +205,12 @@ def _exported(model: Any, tokenizer: Any, size: float) -> Lines:
         share = float((seen * on).sum() / (on * on).sum())
         yield line(f"|B| {size:g}: notebook 05 evaluates", share, "share", abs(share - 1) < 0.05)
         for dtype in ("bfloat16", "float32"):
+            case = f"|B| {size:g}: merged in {dtype}"
             try:
                 kept = merge(run, dtype)["surviving"]
-                yield line(f"|B| {size:g}: merged in {dtype}", kept, "share", kept >= 0.95)
+                yield line(case, kept, "share", kept >= 0.95)
             except RunError as error:
-                yield line(
-                    f"|B| {size:g}: merged in {dtype}",
-                    "refused",
-                    "",
-                    dtype == "bfloat16",
-                    why=str(error)[:120],
-                )
+                yield line(case, "refused", "", dtype == "bfloat16", why=str(error)[:120])
 
 
 def guard(budget: Budget) -> Lines:
@@ -245,14 +220,8 @@ def guard(budget: Budget) -> Lines:
         return
     for fault in engines.FAULTS:
         with tempfile.TemporaryDirectory() as folder:
-            changes = {
-                "beta": 0.0 if fault == "withheld" else 0.02,
-                "max_turn_tokens": 64,
-                "max_tokens": 128,
-            } | HALF
-            trainer = survive.make_trainer(
-                Path(folder) / "run", agent=load_agent("nano", **HALF), steps=2, **changes
-            )
+            changes = {"beta": 0.0 if fault == "withheld" else 0.02, "steps": 2} | SHORT | HALF
+            trainer = survive.make_trainer(Path(folder) / "run", agent=load_agent("nano", **HALF), **changes)
             engines.move(trainer.model, 0.03)
             engines.plant_in_batch(trainer, fault)
             yield line(f"planted: {fault}", *_stopped(trainer.train, True))
@@ -293,23 +262,12 @@ def mismatch(budget: Budget) -> Lines:
     """One on-policy step: its clip fraction must be 0 with either level of the ratio."""
     for precision in ("float32", "bfloat16"):
         for level, epsilon in (("token", 0.2), ("sequence", 3e-4)):
-            changes = {
-                "importance_level": level,
-                "clip_epsilon": epsilon,
-                "max_turn_tokens": 64,
-                "max_tokens": 128,
-            }
-            changes |= {
-                "precision": precision,
-                "engine": budget.engine,
-                "mismatch": "token_truncate",
-                "temperature": 0.7,
-            }
+            changes = {"importance_level": level, "clip_epsilon": epsilon, "precision": precision}
+            changes |= {"engine": budget.engine, "mismatch": "token_truncate", "temperature": 0.7}
+            changes |= {"steps": 1, "deterministic": False}
             with tempfile.TemporaryDirectory() as folder:
                 agent = load_agent("nano", precision=precision)
-                trainer = survive.make_trainer(
-                    Path(folder) / "run", agent=agent, steps=1, **(changes | {"deterministic": False})
-                )
+                trainer = survive.make_trainer(Path(folder) / "run", agent=agent, **changes | SHORT)
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     trainer.train()
@@ -334,7 +292,7 @@ def _p99(trainer: Any) -> float:
 def update(budget: Budget) -> Lines:
     name, shape = budget.shape("4B")
     model = engines.random_model(shape, device=DEVICE)
-    recipe = Recipe(beta=0.0, group_size=GROUP, prompts_per_step=1, micro_batch=GROUP, **HALF)
+    recipe = ONE_GROUP.but(**HALF)
     kinds = {"shared": our_trainer, "plain": partial(our_trainer, share=False)}
     kinds |= {"TRL's own": TRLS_OWN} if CUDA else {}
     for own in budget.of((2048, 8192, 16_384), (48,)):
@@ -350,12 +308,8 @@ def update(budget: Budget) -> Lines:
                 peer.update(trainer, batch)  # not counted: the first one sets up
                 return peer.update(trainer, batch)[0]
 
-            yield within_memory(
-                f"{name}, own length {own}, {rows} rows, {case}",
-                "s",
-                once,
-                planned_gb=round(planned / 1e9, 2),
-            )
+            said = f"{name}, own length {own}, {rows} rows, {case}"
+            yield within_memory(said, "s", once, planned_gb=round(planned / 1e9, 2))
             del trainer, once
 
 
@@ -429,23 +383,10 @@ def step(budget: Budget) -> Lines:
     """Whole steps of GRPO on one-turn tasks: sync, rollouts, update and optimiser."""
     name, shape = budget.shape("4B")
     groups, own = budget.of((8, 512), (2, 16))
-    changes = {
-        "engine": budget.engine,
-        "steps": 3,
-        "prompts_per_step": groups,
-        "group_size": GROUP,
-        "micro_batch": GROUP,
-        "max_turns": 1,
-        "max_turn_tokens": own,
-        "max_tokens": own,
-        "learning_rate": 1e-5,
-        "lora_r": 16,
-        "lora_alpha": 32,
-        "beta": 0.0,
-        "save_every": 0,
-        "val_every": 100,
-        "deterministic": False,
-    } | HALF
+    changes = {"engine": budget.engine, "steps": 3, "prompts_per_step": groups, "group_size": GROUP}
+    changes |= {"micro_batch": GROUP, "max_turns": 1, "max_turn_tokens": own, "max_tokens": own, "beta": 0.0}
+    changes |= {"learning_rate": 1e-5, "lora_r": 16, "lora_alpha": 32, "save_every": 0, "val_every": 100}
+    changes |= {"deterministic": False} | HALF
     with tempfile.TemporaryDirectory() as folder:
         agent = engines.random_model(shape, device=DEVICE), _tokenizer()
         trainer = survive.make_trainer(Path(folder) / "run", agent=agent, n_tasks=4 * groups, **changes)
@@ -455,9 +396,8 @@ def step(budget: Budget) -> Lines:
     for row in rows:
         if row["step"]:
             case = f"{name}, step {row['step']}, {groups * GROUP} x {own} tokens, {budget.engine}"
-            told = {
-                key: row.get(key) for key in ("rollout_seconds", "update_seconds", "sync_gap", "mismatch")
-            }
+            names = ("rollout_seconds", "update_seconds", "sync_gap", "mismatch")
+            told = {name: row.get(name) for name in names}
             yield line(case, row["seconds"], "s", **told, **peak)
 
 
@@ -517,6 +457,5 @@ def sft(budget: Budget) -> Lines:
 
 def _trajectory(i: int, prompt: list[int], completion: list[int]) -> Trajectory:
     ones, logprobs = (1,) * len(completion), (-1.0,) * len(completion)
-    return Trajectory(
-        "random", "random", i, 0, tuple(prompt), tuple(completion), ones, logprobs, (), StopReason.ANSWER
-    )
+    tokens = tuple(prompt), tuple(completion), ones, logprobs
+    return Trajectory("random", "random", i, 0, *tokens, (), StopReason.ANSWER)

@@ -59,7 +59,7 @@ def test_the_update_is_stock_trls():
     ours, peer = _pair(True)
     for trainer in (ours, peer):
         trainer.model.float()
-    batch = {name: x.to("cuda") for name, x in _batch((ours, peer), 256).items()}
+    batch = _batch(ours.tokenizer, "cuda", 256)
     (_, loss, gradient), (_, expected, reference) = (update(trainer, batch) for trainer in (ours, peer))
     assert len(batch["prompt_ids"]) == GROUP and loss == pytest.approx(expected, rel=1e-3, abs=1e-4)
     assert (gradient - reference).norm() / reference.norm() < 0.05, "autocast to bfloat16"
