@@ -5,8 +5,6 @@ import pandas as pd
 import pytest
 
 from agentkit.evaluation import Comparison, compare
-from agentkit.evaluation.behaviour import behaviour
-from agentkit.evaluation.failures import failures
 from agentkit.records import StopReason, Task, Trajectory, Turn
 from agentkit.views import plots
 
@@ -23,7 +21,10 @@ def metrics(n=60):
     rng = np.random.default_rng(0)
     steps = np.arange(1, n + 1)
     table = pd.DataFrame({"step": steps, "success": np.linspace(0.4, 0.9, n), "seconds": rng.random(n) + 2})
-    for column in "reward kl entropy grad_norm clip_fraction dead_groups turns tool_failure_rate".split():
+    for column in (
+        "reward kl entropy grad_norm clip_fraction dead_groups turns tool_failure_rate audit_disagreement mismatch "
+        "identical no_tool truncated"
+    ).split():
         table[column] = rng.random(n)
     table["reward_std"], table["completion_tokens"] = rng.random(n), rng.integers(80, 120, n)
     table["reward/correct"], table["reward/format"] = rng.random(n), rng.random(n)
@@ -57,15 +58,6 @@ def test_success_bars_of_a_comparison_and_of_its_json():
     assert plots.success_bars(Comparison.from_json(comparison.to_json())).to_json() == figure.to_json()
 
 
-def test_paired_scatter_counts_moves():
-    before = [trajectory(f"t{i}", s) for i, s in enumerate([0.0, 0.0, 1.0, 1.0, 0.0, None])]
-    after = [trajectory(f"t{i}", s, policy="grpo") for i, s in enumerate([1.0, 1.0, 0.0, 1.0, 0.0, 1.0])]
-    figure = plots.paired_scatter(before, after)
-    assert [t.name for t in figure.data] == ["wrong → right: 2", "right → wrong: 1", "same side: 2"]
-    assert figure.data[0].customdata[0] == "t0<br>t1"
-    assert figure.layout.xaxis.title.text.startswith("sft")
-
-
 def test_training_curves_draw_what_exists():
     figure = plots.training_curves(metrics())
     texts = [a.text for a in figure.layout.annotations]
@@ -81,17 +73,3 @@ def test_training_curves_draw_what_exists():
     assert [a.text for a in fewer.layout.annotations] == ["KL to the reference", "Step time"]
     audited = plots.training_curves(metrics().assign(audit_success=0.5))
     assert "audit success" in audited.layout.annotations[-1].text, "told apart"
-
-
-def test_failures_and_habits_are_drawn_with_every_number():
-    tasks = [Task(f"t{i}", "?", "x") for i in range(6)]
-    before = [trajectory(f"t{i}", float(k < i % 3), k) for i in range(6) for k in range(4)]
-    after = [trajectory(f"t{i}", float(k < i % 4), k, "grpo") for i in range(6) for k in range(4)]
-    policies = {"s<b>ft": before, "grpo": after}
-    bars = plots.failure_bars(failures(policies, tasks))
-    assert sum(map(int, bars.data[0].text)) == sum(t.success <= 0.5 for t in before) and len(bars.data) == 2
-    assert "&lt;b&gt;" in bars.data[0].name
-    dots = plots.behaviour_dots(behaviour(policies, tasks))
-    assert len(dots.data) == 2 and all(len(t.x) == len(dots.layout.yaxis.ticktext) for t in dots.data)
-    right = failures({"a": [trajectory("t0", 1.0)]}, tasks)
-    assert "No trajectory failed" in plots.failure_bars(right).layout.annotations[0].text

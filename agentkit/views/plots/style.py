@@ -15,7 +15,7 @@ from agentkit.evaluation.html import Markup, safe
 # Ink has a contrast of at least 4:1 and colours of 3:1, on white and on JupyterLab's dark page.
 INK, GRID = "#757c88", "rgba(128,128,128,0.22)"
 COLOURS = ("#2f81d6", "#d9700f", "#1f9a74", "#a371d9", "#d0506f", "#8f8136")
-GAIN, LOSS, SAME = COLOURS[2], COLOURS[1], "#8a919c"
+GAIN, LOSS = COLOURS[2], COLOURS[1]
 
 _AXIS = {
     "gridcolor": GRID,
@@ -41,7 +41,6 @@ TEMPLATE = go.layout.Template(
 )
 # on narrow pages a legend takes several lines
 BELOW = {"legend": {"y": 0.005, "yref": "container", "yanchor": "bottom"}, "margin": {"t": 88, "b": 90}}
-BESIDE_TITLE = {"legend": {"y": 0.985, "yref": "container", "yanchor": "top", "x": 1, "xanchor": "right"}}
 # long labels push the plot to the right: title and legend start at the figure's edge, the legend lies below
 LONG_LABELS = {
     "title_x": 0,

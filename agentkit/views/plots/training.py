@@ -27,10 +27,16 @@ PANELS = (
     (("entropy",), "Entropy of the policy", "nats per token"),
     (("grad_norm",), "Gradient norm", "L2 norm"),
     (("clip_fraction",), "Clipped tokens", "share of tokens"),
-    (("dead_groups",), "Dead groups", "share of groups"),
-    (("turns",), "Turns", "turns per trajectory"),
+    (("dead_groups", "stuck"), "Dead groups", "share of groups"),
+    (("turns", "tool_calls"), "Turns", "turns per trajectory"),
     (("tool_failure_rate",), "Failed tool calls", "share of calls"),
     (("completion_tokens",), "Length", "tokens per trajectory"),
+    (("audit_disagreement",), "Refused by the auditor", "share of liked answers"),
+    (("mismatch",), "Engine against trainer", "nats per token"),
+    # diagnostics measures these on trajectories
+    (("identical",), "Repeated trajectories", "share in unsolved groups"),
+    (("no_tool",), "No tool called", "share of trajectories"),
+    (("truncated",), "Ended by a limit", "share of trajectories"),
     (("seconds",), "Step time", "seconds per step"),
 )
 
