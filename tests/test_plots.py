@@ -61,8 +61,10 @@ def test_success_bars_of_a_comparison_and_of_its_json():
 def test_training_curves_draw_what_exists():
     figure = plots.training_curves(metrics())
     texts = [a.text for a in figure.layout.annotations]
-    assert texts[:12] == [title for _, title, _ in plots.PANELS]
-    named = [re.findall(r"● ([^<]+)<", text) for text in texts[12:]]  # of the panels of several curves
+    assert texts[: len(plots.PANELS)] == [title for _, title, _ in plots.PANELS]
+    named = [
+        re.findall(r"● ([^<]+)<", text) for text in texts[len(plots.PANELS) :]
+    ]  # of the panels of several curves
     assert named == [["reward", "correct", "format"], ["success", "validation, 95 % interval"]]
     raw = next(t for t in figure.data if t.name == "success" and t.mode == "markers")
     assert raw.y[0] == pytest.approx(0.4)

@@ -17,7 +17,7 @@ from agentkit.trajectories import by_task
 
 PROMPT = 90  # characters of a task's prompt in the table
 RULE = (
-    "Drawn at random, but always the same of a run: tasks that the last policy gained over the first (more "
+    "Chosen at random, but always the same of a run: tasks that the last policy gained over the first (more "
     "than half of the samples right) and tasks that both fail, one of each family and difficulty in turn."
 )
 

@@ -65,6 +65,7 @@ def dressed(figure: go.Figure, question: str, note: str = "", **layout: Any) -> 
     """The figure in the shared look, titled with its question; a note below it says how to read it."""
     title = {"text": escaped(question)} | ({"subtitle": {"text": escaped(note)}} if note else {})
     figure.update_annotations(font={"size": 14})  # titles of panels
+    figure.layout.margin = {}  # plotly.express sets one, too narrow for the title and the legend
     return figure.update_layout(template=TEMPLATE, title=title, **layout)
 
 
