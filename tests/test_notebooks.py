@@ -17,8 +17,10 @@ import pytest
 from agentkit import Lab
 from agentkit.cli import main
 from agentkit.evaluation import Comparison
+from agentkit.preflight import first_look
 from agentkit.runs import load_run, read_json
 from agentkit.runs.stages import STAGES
+from agentkit.training.launch import Work
 from agentkit.views.widgets import group_view
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -89,6 +91,13 @@ def test_the_trajectories_that_an_alarm_points_at_are_shown(finished):
     space = {"run": run, "alarms": [alarm], "lab": Lab.of(run), "group_view": group_view}
     exec(code, space)
     assert [(t.task_id, t.step) for t in space["shown"]] == [(task, 2)] * 4
+
+
+def test_a_training_that_goes_on_keeps_its_preflight(finished):
+    run = load_run(finished)
+    before = run.file("preflight.parquet").stat().st_mtime_ns
+    rollouts, report = first_look(Work(Lab.of(run), run))
+    assert rollouts and report.items and run.file("preflight.parquet").stat().st_mtime_ns == before
 
 
 def test_run_folders_are_private(finished):
