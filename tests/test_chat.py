@@ -192,10 +192,3 @@ def test_where_there_are_no_tools_nothing_is_a_call(tokenizer):
     for text in (CALL, "<tool_call>", '{"name": "Paris"}', '{"city":'):
         found = codec.parse(codec._encode(f"<think>{CALL}</think>{text}"))
         assert (found.text, found.calls, found.errors) == (text, (), ())
-
-
-def test_a_call_with_arguments_beside_its_name_gets_a_correction(tokenizer, corpus):
-    flat = '<tool_call>{"name": "search", "query": "capital of France"}</tool_call>'
-    found = said(tokenizer, corpus, flat, "Answer: Paris")
-    (result,) = found.turns[0].results
-    assert not result.ok and 'must stand in one object under "arguments"' in result.observation

@@ -16,7 +16,7 @@ from agentkit.cli import main
 from agentkit.diagnostics import read_alarms, scan, trained_steps
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.recipe import Recipe, read_recipe
-from agentkit.records import DataError, RecipeError, RunError, StopReason, SuiteError, Trajectory
+from agentkit.records import RecipeError, RunError, StopReason, SuiteError, Trajectory
 from agentkit.rewards import score_all
 from agentkit.rollouts.template_probe import with_template
 from agentkit.runs import Run, write_jsonl, write_tasks
@@ -435,34 +435,6 @@ REPLY = {"role": "tool", "tool_call_id": "a", "content": "found"}
 def said(*messages: dict) -> dict:
     """A row: a question, and messages that are the assistant's where they name nobody."""
     return {"messages": [{"role": "user", "content": "x?"}, *({"role": "assistant"} | m for m in messages)]}
-
-
-def test_broken_transcripts_name_the_row(tokenizer, tmp_path):
-    from agentkit.training.transcripts import read_transcripts
-
-    path, user = tmp_path / "messages.jsonl", {"role": "user", "content": "x"}
-    for row, says in (
-        ({"text": "hi"}, "line 1: it has no list of messages"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "line 1: the message .*'wizard'.* needs a role"),
-        ({"messages": [user]}, "another order"),
-        (
-            said({"content": "Answer: x"}) | {"tools": [{"parameters": {}}]},
-            "line 1: its tools must be a list",
-        ),
-        ({"messages": [user, {"role": "assistant", "content": 7}]}, "content that is text"),
-        (said(ASKS | {"tool_calls": [CALL] * 17}, *[REPLY] * 17), "line 1: .* more than 16 tool calls"),
-        (said({"content": "<think>a</think>Yes <think>b</think>."}), "line 1: a thought .* would be lost"),
-        (said({"content": None}), "neither text nor tool_calls"),
-        (said(ASKS), "1 calls of a turn need a reply each"),
-        (said({"content": "1"}, user, {"content": "2"}), "has user messages inside"),
-        (said({"content": "1"}, {"content": "2"}), "another order"),
-        (said({"content": [{"type": "image_url"}]}), "parts of messages that are no text"),
-        (said({"tool_calls": [{"name": "search", "arguments": "{q: x}"}]}, REPLY), "arguments .* no JSON"),
-        (said({"content": "half \ud83d"}), "line 1: it holds what JSON cannot"),
-    ):
-        path.write_text(json.dumps(row) + "\n")
-        with pytest.raises((DataError, RunError, RecipeError), match=says):
-            read_transcripts(path, tokenizer, Lab.open({}), given(1))
 
 
 def test_transcripts_show_the_tools_of_the_tasks_they_are_for(tokenizer, tmp_path):

@@ -40,7 +40,7 @@ def reply(identity: str) -> dict:
 
 def openai(form) -> dict:
     """Messages whose calls are ``form`` of id, name and arguments."""
-    before = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
+    before = [{"role": "developer", "content": SYSTEM}, {"role": "user", "content": QUESTION}]
     asks = {"role": "assistant", "content": "I look.", "tool_calls": [form(*call) for call in CALLS]}
     return {"messages": [*before, asks, *map(reply, REPLIES), {"role": "assistant", "content": "Answer: 2"}]}
 
@@ -246,6 +246,9 @@ HOSTILE = [
     (messages({"role": "assistant", "content": [{"type": "image"}]}), "give text, thinking, tool_use"),
     (messages({"role": "assistant", "content": [{"type": "tool_result"}]}), "give text, thinking, tool_use"),
     (messages(LAST, {"role": "user", "content": "and 2?"}, LAST), "one question a row"),
+    (messages(), "in another order"),
+    (messages(LAST, LAST), "in another order"),
+    (messages({"role": "wizard", "content": "x"}), "the message .*wizard.* needs a role"),
     (messages({"role": "assistant", "content": "half \ud83d"}), "it holds what JSON cannot"),
     ({"prompt": "q"}, "no list of messages"),
 ]

@@ -278,28 +278,6 @@ def check_frames(other, codec):
         assert FRAMING.findall(codec.decode(ids)) == tags, mark
 
 
-@pytest.mark.parametrize("name", ["qwen2_5", "qwen3_6"])
-def test_thoughts_parts_and_system_prompts_of_messages_are_kept(tokenizer, tmp_path, name):
-    call = {"id": "a", "type": "function", "function": {"name": "search", "arguments": '{"query": "x"}'}}
-    messages = [
-        {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
-        {"role": "user", "content": [{"type": "text", "text": "How much?"}]},
-        {"role": "assistant", "content": None, "reasoning_content": "Look.", "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "a", "content": "found"},
-        {"role": "assistant", "reasoning": "So.", "content": "It is 1."},
-    ]
-    path = tmp_path / "messages.jsonl"
-    path.write_text(json.dumps({"messages": messages}) + "\n")
-    other = templated(tokenizer, name)
-    (t,) = read_transcripts(path, other, Lab.open({}), [Task("a", "p?", "1", family="A")])
-    prompt, written = other.decode(t.prompt_ids), other.decode(t.completion_ids)
-    assert "Be brief." in prompt and "How much?" in prompt and "'type': 'text'" not in prompt
-    thoughts = re.findall("<think>(.*?)</think>", prompt + written, flags=re.DOTALL)
-    assert thoughts[-2:] == ["\nLook.\n", "\nSo.\n"] and "It is 1." in written.rpartition("</think>")[2]
-    sampled = [i for i, by_agent in zip(t.completion_ids, t.action_mask, strict=True) if by_agent]
-    assert "Look." in other.decode(sampled) and "found" not in other.decode(sampled)
-
-
 def test_what_cannot_be_carried_is_refused_with_a_template_to_use(tokenizer):
     """The guide's table tells which, and why; this is the message."""
     other = templated(tokenizer, "gemma3")

@@ -351,7 +351,7 @@ PIECES = [*(
 def test_mutated_calls_crash_nothing():
     """A fixed seed, so that a failure can be had again."""
     rng = random.Random(7)
-    for _ in range(10_000):
+    for _ in range(20_000):
         format = rng.choice(FORMATS)
         text = rng.choice([*ONE.values(), ONE[format] * 2, "<think>a</think>" + ONE[format]])
         for _ in range(rng.randint(1, 5)):

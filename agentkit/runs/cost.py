@@ -155,7 +155,7 @@ def sizes(recipe: Recipe) -> dict[str, int]:
     given: Counter[str] = Counter()
     with suppress(RecipeError, RunError, OSError):  # it names none, or one that cannot be read
         rows = numbered_rows(find_file(recipe.tasks)) if recipe.tasks else ()
-        given.update(str(row.get("split", "train")) for _, row in rows if isinstance(row, dict))
+        given.update(str(row.get("split") or "train") for _, row in rows if isinstance(row, dict))
     if len(given) > 1:  # the file splits itself; a fifth of its training tasks validates where none do
         drawn = 0 if given["validation"] else given["train"] // 5
         validation = given["validation"] + drawn

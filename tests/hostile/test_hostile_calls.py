@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 import shutil
 import time
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 
-from agentkit.records import ToolCall
 from agentkit.rollouts.chat import MAX_CALLS, ChatCodec, parse_turn
 from agentkit.tools.environments import CorpusEnvironment
 from agentkit.tools.runtime import MAX_OBSERVATION, run_call, tool_schemas
@@ -92,22 +90,6 @@ def test_a_faulty_call_names_its_fault_in_time(corpus):
 def test_an_odd_call_follows_one_rule(corpus):
     for name, (text, answers) in FINE.items():
         assert run(text, corpus)[0] == answers, name
-
-
-def test_a_hundred_thousand_mutated_calls_crash_nothing():
-    """P2: mutations of good and faulty calls; a fixed seed, so that a failure can be had again."""
-    rng = random.Random(7)
-    seeds = [text for text, _ in [*FAULTY.values(), *FINE.values()] if len(text) < 500]
-    pieces = ["<tool_call>", "</tool_call>", "<think>", "</think>", "{", "}", "[", "]", '"', "\\", "\\u", "\ud800", "\0", ",", 
-              ":", "NaN", "-", "1e999", "null", "\n", "é", "<|im_end|>", '"name"', '"arguments"']  # fmt: skip
-    for _ in range(100_000):
-        text = rng.choice(seeds)
-        for _ in range(rng.randint(1, 4)):
-            at = rng.randrange(len(text) + 1)
-            text = text[:at] + rng.choice(pieces) + text[at + rng.choice((0, 0, 1, 5, 50)) :]
-        parsed = parse_turn(text)
-        assert all(isinstance(c, ToolCall) and c.name and isinstance(c.arguments, dict) for c in parsed.calls)
-        assert all(isinstance(e, str) and e for e in parsed.errors)
 
 
 # ---- tool text and control tokens, for tokenizers of every kind: byte-level BPE, SentencePiece's BPE, one
