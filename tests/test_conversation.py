@@ -100,7 +100,8 @@ def test_replies_go_to_the_calls_they_name_else_in_order(read, asks, replies):
         ({"content": "hm", "function_call": ADD}, "a list of tool_calls"),  # OpenAI's older form
         ({"tool_calls": [{"id": "1"}]}, "line 1: a tool call has no name"),
         ({"tool_calls": [3]}, "line 1: a tool call has no name"),
-        ({"content": "<think>Answer: 5"}, "neither text nor tool_calls"),
+        ({"content": "<think>Answer: 5"}, "a thought .* would be lost"),
+        ({"content": None}, "neither text nor tool_calls"),
         ({"content": "<think>a</think>Yes <think>b</think>."}, "a thought .* would be lost"),
         ({"tool_calls": [CALL] * 17}, "17 calls of a turn need a reply each"),
         ({"content": [{"type": "redacted_thinking", "data": "6"}]}, "parts of messages that are no text"),
