@@ -141,7 +141,7 @@ def shown(observation: str, expected: Any) -> Any:
     text = _SUBJECT.sub("", observation.partition("\n[2] ")[0])
     match expected:
         case {"path": str(path)}:
-            return _at(path, _json(observation))
+            return _at(path, observation)
         case {"pattern": str(pattern)}:
             try:
                 found = re.search(pattern, text)
@@ -149,8 +149,8 @@ def shown(observation: str, expected: Any) -> Any:
                 raise PlanError(f"the pattern {pattern!r:.80} of a plan is none: {error}") from None
             return found and found[min(1, len(found.groups()))]
     value = as_text(expected)
-    if "\\" in text and (held := _json(text)) is not None:  # escapes hide letters
-        text = as_text(held)
+    if "\\" in text:  # where it is JSON, escapes hide letters
+        text = as_text(_at("", text) or text)
     return expected if text.strip() == value or (value and _stands_alone(value, text)) else None
 
 
@@ -171,19 +171,14 @@ def _joined(end: str, beyond: str) -> bool:
     return end.isdigit() and beyond[:1] in ".,:/-" and beyond[1:].isdigit()
 
 
-def _json(text: str) -> Any:
+def _at(path: str, observation: str) -> Any:
+    """The value at a path of JSON; None where there is none."""
     try:
-        return parse_json(text)
-    except ValueError:
-        return None
-
-
-def _at(path: str, value: Any) -> Any:
-    for key in re.findall(r"[^.\[\]]+", path.removeprefix("$")):
-        try:
+        value = parse_json(observation)
+        for key in re.findall(r"[^.\[\]]+", path.removeprefix("$")):
             value = value[int(key)] if isinstance(value, list) else value[key]
-        except (LookupError, TypeError, ValueError):
-            return None
+    except (LookupError, TypeError, ValueError):
+        return None
     return value
 
 

@@ -41,7 +41,7 @@ def draft(corpus, rng) -> Task:
     given = [{"number": f"{{{i}}}", "nights": nights} for i in range(len(names))]  # {0}: the first one found
     meta = {"plan": looks + [{"tool": "book", "arguments": each} for each in given]}
     gold = ", ".join(f"{number} x {nights}" for number in sorted(NUMBERS[city][name] for name in names))
-    prompt = f"Book the {' and the '.join(names)} in {city}, each for {nights} nights."
+    prompt = f"Book the {' and the '.join(names)} in {city} for {nights} nights."
     return Task("", prompt, gold, "booked", tools=("rooms", "book"), meta=meta)
 
 
