@@ -16,7 +16,7 @@ from agentkit.records import RecipeError, RunError
 from agentkit.runs import Run, append_jsonl, project_root, stages
 from agentkit.runs.fingerprints import STAGES, file_digests
 from agentkit.runs.labfile import lab_digest, load_module
-from agentkit.runs.progress import EVERY_S, Progress
+from agentkit.runs.progress import EVERY_S, told
 
 NANO = project_root(__file__) / "params" / "nano.yaml"
 
@@ -176,8 +176,8 @@ def test_two_labs_import_each_their_own_module_of_one_name(tmp_path):
 def test_what_is_executed_is_told_with_its_section_and_the_trainings_step(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(EVERY_S, False, 0.05)
     run = Run.create(tmp_path / "a")
-    with Progress("03_grpo", run) as told:
-        told.at_cell(new_markdown_cell("## Train\n\nA text."), 0)
+    with told("03_grpo", run) as at_cell:
+        at_cell(new_markdown_cell("## Train\n\nA text."), 0)
         append_jsonl(run.file("train", "metrics.jsonl"), {"step": 2, "planned_steps": 8})
         time.sleep(0.5)
     assert "03_grpo: Train, step 2 of 8, " in capsys.readouterr().out

@@ -91,10 +91,9 @@ class Preflight:
         """The verdict, what is not good, and folded what is."""
         good = [item for item in self.items if item.light == "green"]
         others = [item for item in self._worst_first() if item not in good]
-        note = f"From {self.rollouts} trajectories of the starting policy in {self.seconds:.0f} s."
-        head = html.element("p", html.element("b", f"This run is {self.verdict}."), f" {note}")
+        said = f" From {self.rollouts} trajectories of the starting policy in {self.seconds:.0f} s."
         return html.fragment(
-            head,
+            html.element("p", html.element("b", f"This run is {self.verdict}."), said),
             _table(others) if others else "",
             html.folded(f"{len(good)} checks are good", _table(good)) if good else "",
         )

@@ -16,7 +16,7 @@ from agentkit.records import RecipeError, RunError
 from agentkit.runs.children import CELL, die_with_parent
 from agentkit.runs.files import alone
 from agentkit.runs.fingerprints import STAGES, file_digests, fingerprint
-from agentkit.runs.progress import Progress
+from agentkit.runs.progress import told
 from agentkit.runs.run import MANIFEST, Run, secure
 
 RUNNING = ".running"  # in a run's folder: the process that executes notebooks there
@@ -90,7 +90,7 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
     for name in ("papermill", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        with Progress(stage, run) as progress:
+        with told(stage, run) as at_cell:
             papermill.execute_notebook(
                 str(project_file("notebooks", f"{stage}.ipynb")),
                 str(out),
@@ -102,7 +102,7 @@ def execute(stage: str, run: Run, parameters: dict[str, Any]) -> None:
                 kernel_manager_class=type(
                     "Manager", (AsyncKernelManager,), {"shutdown_wait_time": SHUTDOWN_S}
                 ),
-                on_cell_start=progress.at_cell,
+                on_cell_start=at_cell,
             )
     except PapermillExecutionError as error:
         _failed(run, stage, f"cell {error.exec_count}, {error.ename}: {error.evalue}")
