@@ -129,7 +129,7 @@ class Recipe(BaseModel):
     sft_epochs: Positive = _key(1, "passes over the demonstrations", "2")
     sft_learning_rate: Share = _key(1e-4, "peak of the cold start, after 10 steps", "2")
     sft_batch: Positive = _key(16, "demonstrations in one optimiser step", "2")
-    flaws: dict[Flaw, Share] = _key({}, "how often the expert errs, such as {in_head: 0.4}", "2")
+    flaws: dict[Flaw, Share] = _key({}, "how often expert or stand-in errs, such as {in_head: 0.4}", "2")
     transcripts: str = _key("", "messages data set to imitate in place of the scripted expert", "2")
     test_samples: Positive = _key(4, "sampled trajectories for each test task", "25")
     measure_base: Switch = _key(False, "measure the agent before its cold start too: base, SFT, RL", "2")
