@@ -170,7 +170,7 @@ class Recipe(BaseModel):
         0.0, "weight of imitating code rollouts as answers to the tasks they did solve; 0: off"
     )
     preflight: Annotated[Literal["refuse", "warn", "off"], OrOff] = _key(
-        "refuse", "look before training: refuse a hopeless run, warn only, or off", ""
+        "refuse", "checks before training: refuse a hopeless run, warn only, or off", ""
     )
     val_every: Positive = _key(10, "steps between validations")
     val_tasks: Positive = _key(60, "validation tasks used, spread over the suite")
