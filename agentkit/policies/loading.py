@@ -63,7 +63,7 @@ def load_agent(
     if model == SCRIPTED:
         return None, load_tokenizer(model, chat)
     if model == NANO:
-        torch.set_num_threads(1)  # threads that wait for each other made it many times slower on a busy machine
+        torch.set_num_threads(1)  # of a busy machine, two waited for each other
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = precision_of(precision)
     torch.backends.cuda.enable_cudnn_sdp(False)  # on Hopper it plans anew for each length of the keys
