@@ -160,7 +160,6 @@ class Dashboard:
             self._live = None
         if self._line:  # the result says it too
             self._line.update(Markdown(""))
-            self._line = None
         self._try(self.show)
         self._try(self.save)
 
