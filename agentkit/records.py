@@ -197,3 +197,7 @@ class SandboxError(AgentkitError, RuntimeError):
 
 class Unscored(RuntimeError):
     """A verifier cannot judge an answer: nothing is known about it. The message says why."""
+
+
+class ServerAway(AgentkitError, Unscored):
+    """A server that tools are on does not answer: what a trajectory was worth cannot be said."""

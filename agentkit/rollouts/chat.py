@@ -151,7 +151,9 @@ class ChatCodec:
 
     def __init__(self, tokenizer: Any, system_prompt: str, tools: Sequence[dict]):
         self.tokenizer, self.decode = tokenizer, exact_decode(tokenizer)
-        self.tools, self.template = list(tools), template_of(tokenizer)
+        self.marks = marks_of(tokenizer)
+        self.tools = self.marks.inert_value(list(tools))  # a server may have written them
+        self.template = template_of(tokenizer)
         if tools and not self.template.ends[0]:
             raise RecipeError(
                 "what the chat template puts behind a turn is no token of this tokenizer: set chat_template "
@@ -164,7 +166,6 @@ class ChatCodec:
         elif tools:
             listed = HERMES.format("\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
             self.system_prompt = f"{system_prompt}\n\n{listed}".strip()
-        self.marks = marks_of(tokenizer)
         self.ends = end_of_turn_ids(tokenizer)
         self._end = self._encode(end_of_turn(tokenizer, called=True))
         self._frames: dict[int, list[list[int]]] = {}

@@ -20,7 +20,17 @@ from inspect import iscoroutinefunction
 from itertools import chain, count, groupby
 from typing import Any
 
-from agentkit.records import DataError, Score, StopReason, Task, ToolCall, ToolResult, Trajectory, Turn
+from agentkit.records import (
+    DataError,
+    Score,
+    StopReason,
+    Task,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    Unscored,
+)
 from agentkit.rollouts.chat import ChatCodec
 from agentkit.rollouts.mask import Completion
 from agentkit.rollouts.policy import EngineError, Policy, Request, Sample
@@ -189,7 +199,7 @@ class _Rollout:
     number: int = field(default_factory=lambda: next(_NUMBERS))
     environment: Any = None
     unread: str = ""  # why the last turn holds no answer
-    failure: DataError | None = None  # why no environment could be reset, or its state not read
+    failure: DataError | None = None  # why there is no environment, state or server behind a tool
 
     async def trajectory(self) -> Trajectory:
         """From the first token to the verdict, with an environment of its own."""
@@ -221,6 +231,8 @@ class _Rollout:
         try:
             async with asyncio.timeout(self.limits.trajectory_timeout_s) as clock:
                 stop = StopReason.ERROR if self.failure else await self._turns()
+        except Unscored as error:
+            self.failure = DataError(str(error))
         except TimeoutError:
             if not clock.expired():
                 raise

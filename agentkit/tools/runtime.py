@@ -23,7 +23,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from agentkit.records import DataError, Task, ToolCall, ToolResult
+from agentkit.records import DataError, Task, ToolCall, ToolResult, Unscored
 from agentkit.runs.files import finite
 from agentkit.runs.labfile import blame
 from agentkit.tools.cache import Outcome, ToolCache, canonical, key_of
@@ -94,7 +94,8 @@ def tool_schemas(environment: object) -> list[dict]:
     """JSON schemas of an environment's tools, as the chat template gets them."""
     from transformers.utils import get_json_schema
 
-    schemas = [get_json_schema(tool) for tool in tools_of(environment).values()]
+    tools = tools_of(environment).values()
+    schemas = [copy.deepcopy(getattr(tool, "json_schema", None)) or get_json_schema(tool) for tool in tools]
     for schema in schemas:
         schema["function"].pop("return", None)  # the chat formats have no place for it
     return schemas
@@ -176,6 +177,8 @@ async def _ask(method: Callable, spec: ToolSpec, arguments: dict[str, Any], limi
             return _cut(value), True
     except TimeoutError:
         problem = f"{method.__name__} did not answer within {limit_s:g} s"
+    except Unscored:  # no fault of the policy: its trajectory is not judged
+        raise
     except Exception as error:  # a tool is somebody else's code: nothing it raises may end the run
         problem = _message(error)
     return _cut(f"Error: {problem}."), False
@@ -198,6 +201,7 @@ async def reset(environment: Any, task: Task, timeout_s: float = 10.0) -> str:
         "answer": task.answer,
     }
     where = f"{type(environment).__name__}.reset, task {task.id}"
+    timeout_s = getattr(environment.reset, "tool_spec", ToolSpec()).timeout_s or timeout_s
     try:
         parameters = inspect.signature(environment.reset).parameters
         if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):

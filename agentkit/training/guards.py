@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentkit.records import TrainingError, Trajectory
+from agentkit.records import StopReason, TrainingError, Trajectory
 
 MAX_SKIPPED = 3  # steps in a row that are not finite
 MAX_UNSCORED = 0.2  # share of trajectories without a reward
@@ -60,16 +60,18 @@ class Guards:
             self.ended = "solved"
         latest = (self.unscored + [int(t.reward is None) for t in batch])[-max(WINDOW, len(batch)) :]
         self.unscored = latest
-        if sum(latest) < MIN_UNSCORED or sum(latest) <= MAX_UNSCORED * len(latest):
+        cut = sum(t.stop_reason is StopReason.ERROR for t in batch)  # as where a server is away
+        share = max(sum(latest) / len(latest), cut / len(batch))
+        if sum(latest) < MIN_UNSCORED or share <= MAX_UNSCORED:
             return
         self.unscored = []
         lost = [t for t in batch if t.reward is None]
         reasons = {t.why for t in lost if t.success is None} - {""}
         reasons |= {f"{name} failed" for t in lost for name, value in t.components.items() if value is None}
         raise TrainingError(
-            f"{sum(latest) / len(latest):.0%} of the latest trajectories have no reward, more than "
+            f"{share:.0%} of the latest trajectories have no reward, more than "
             f"{MAX_UNSCORED:.0%}: {'; '.join(sorted(reasons))[:400]}. Mend it (a verifier or a reward that "
-            "raises, gives no finite number or is None for some trajectories of a task only, or a limit on "
-            "time), then run this again: with another limit it goes on from its last checkpoint, with "
+            "raises, gives no finite number or is None for some trajectories of a task only, a limit on "
+            "time, a server that is away), then run this again: it goes on from its last checkpoint, with "
             "another lab file anew."
         )
