@@ -105,9 +105,7 @@ def _table(items: Iterable[Item]) -> html.Markup:
         word, tone = LIGHTS[item.light]
         mark, evidence = html.element("b", word, class_=tone), ", ".join(item.evidence[:EVIDENCE])
         rows.append([item.name, mark, item.finding, item.advice, evidence])
-    filled = [k for k in range(5) if k < 3 or any(row[k] for row in rows)]
-    names = ("check", "", "finding", "advice", "evidence")
-    return html.table([names[k] for k in filled], [[row[k] for k in filled] for row in rows])
+    return html.table(("check", "", "finding", "advice", "evidence"), rows)
 
 
 def ids(trajectories: Iterable[Trajectory]) -> tuple[str, ...]:
