@@ -182,7 +182,7 @@ def test_masking_keeps_everything_else(monkeypatch):
     assert redact(value) == value and redact(value)["stop"] is StopReason.ANSWER
     task = Task("t", "password: hunter22", "5")
     assert redact(task) == Task("t", f"password: {MASK}", "5")
-    monkeypatch.setenv("MY_API_KEY", "a b&c/d")
+    monkeypatch.setenv("STORE_KEY", "a b&c/d")
     shown = redact({"url": "x?k=a%20b%26c%2Fd", "said": "a b&c/d!"})
     assert shown == {"url": f"x?k={MASK}", "said": f"{MASK}!"}
     assert redact("token=" * 200_000), "the time is linear"
