@@ -321,7 +321,10 @@ def alarms_command(
         if found.manifest["recipe"].get("lab"):
             from agentkit.lab import Lab
 
-            own = Lab.of(found).own_alarms
+            try:
+                own = Lab.of(found).own_alarms
+            except AgentkitError as error:  # such as a lab file that is gone
+                _tell(f"the alarms of its lab file are left out: {error}")
     alarms = scan(steps, own)
     lines = _by_fault(alarms)
     count = f"{len(alarms) or 'no'} alarm{'s' * (len(alarms) > 1)}"

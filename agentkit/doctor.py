@@ -115,7 +115,7 @@ def hub() -> str:
         return "HF_HUB_OFFLINE is set"
     try:
         httpx.head(os.environ.get("HF_ENDPOINT", "https://huggingface.co"), timeout=5)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except Exception as error:  # also of a proxy or a certificate that the environment names
         return str(error) or type(error).__name__
     return ""
 
@@ -309,7 +309,9 @@ def of_run(run: Run) -> dict[str, Any]:
     keys = ("status", "seconds", "devices", "topology", "precision")
     kept = run.manifest["stages"].items()
     stages = {name: {key: stage[key] for key in keys if key in stage} for name, stage in kept}
-    steps = run.metrics.reindex(columns=STEP.split()).round(5).to_dict("records")
+    is_trained = run.file("train", "metrics.jsonl").exists()  # one that failed before is sent back too
+    rows = run.metric_rows() if is_trained else []
+    steps = [{name: row.get(name) and round(row[name], 5) for name in STEP.split()} for row in rows]
     recipe = run.manifest["recipe"]
     used = {key: recipe.get(key) for key in ("model", "engine", "load_in_4bit", "shard")}
     machine = {"gpus": find_gpus(), "cuda": cuda(), "cores": cores(), "versions": versions()}

@@ -138,6 +138,7 @@ class Lab:
     def extended(self, families: Mapping[str, Family] | None = None, rewards: Reward | None = None) -> Self:
         """This lab with more families or rewards, to try out in a notebook: no other process knows them."""
         more, own = dict(families or {}), dict(rewards or {})
+        check_reward(own)
         return replace(
             self,
             families={**self.families, **more},

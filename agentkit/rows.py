@@ -310,4 +310,4 @@ def _tool(tool: Any) -> dict[str, Any]:
     properties = (schema.get("properties") or {}) if isinstance(schema, dict) else None
     if not isinstance(properties, dict) or not isinstance(inner.get("name"), str):
         raise DataError(f"its tools must be a list of JSON schemas, each with a name: give {_TOOL}")
-    return tool if "function" in tool else {"type": "function", "function": inner}
+    return tool if tool.get("function") else {"type": "function", "function": inner}

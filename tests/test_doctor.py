@@ -63,6 +63,12 @@ def test_doctor_says_of_two_cards_what_a_notebook_does_with_them(monkeypatch, tm
     assert str(launch.Work(Lab.open(recipe), Run.create(tmp_path / "run"))) == told["says"]
 
 
+def test_what_a_machine_or_run_lacks_ends_no_report(tmp_path, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none.pem"))
+    assert "No such file" in doctor.hub()
+    assert doctor.of_run(Run.create(tmp_path / "a"))["steps"] == [], "it failed before its first step"
+
+
 def test_json_is_the_findings(capsys):
     assert cli.main(["doctor", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)

@@ -345,7 +345,8 @@ def longest(step):
 advantages = {"centred": centred}
 columns = {"longest": longest, "broken": lambda step: step.nothing}
 alarms = {"talks": (lambda history: history[-1]["lab/longest"], "{value:.0f} turns were taken.", "Ask for fewer."),
-          "never": (lambda history: history[-1]["turns"] > 99, "No.", "No.")}
+          "never": (lambda history: history[-1]["turns"] > 99, "No.", "No."),
+          "unknown": (lambda history: float("nan"), "No.", "No.")}
 """
 
 
@@ -367,7 +368,7 @@ def stand_in(tmp_path, recipe):
     return step
 
 
-def test_a_lab_brings_advantages_columns_and_alarms(stand_in):
+def test_a_lab_brings_advantages_columns_and_alarms(stand_in, capsys):
     with pytest.warns(UserWarning, match=r"mine.py: columns\['broken'\] failed, .* no attribute 'nothing'"):
         lab, run, (row,) = stand_in(BRINGS, advantage="centred")
     (told,) = read_alarms(run)
@@ -388,6 +389,9 @@ def test_a_lab_brings_advantages_columns_and_alarms(stand_in):
         and "Most turns of a trajectory." in repr(lab)
         and not run.file("adapter").exists()
     )
+    run.update(recipe=lab.recipe.used())
+    lab.path.unlink()
+    assert main(["alarms", str(run.path)]) == 0 and "lab file are left out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -288,6 +288,14 @@ def test_tools_that_are_no_schemas_are_named(tokenizer, tmp_path, tools):
         ({"prompt": {"role": "user"}, "answer": "1"}, "prompt is .* should be text"),
         ({"prompt": "q", "answer": "1", "meta": "{x"}, "meta is '{x'"),
         (
+            {
+                "prompt": "q",
+                "answer": "1",
+                "meta": {"plan": [{"tool": "t", "arguments": {}, "wrong": ["x"]}]},
+            },
+            "wrong.0 is 'x'",
+        ),
+        (
             {"data_source": "x", "prompt": ASKED, "reward_model": {}},
             "it lacks .*answer.*, and has .*reward_model",
         ),

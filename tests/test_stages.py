@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -180,4 +181,9 @@ def test_what_is_executed_is_told_with_its_section_and_the_trainings_step(tmp_pa
         at_cell(new_markdown_cell("## Train\n\nA text."), 0)
         append_jsonl(run.file("train", "metrics.jsonl"), {"step": 2, "planned_steps": 8})
         time.sleep(0.5)
-    assert "03_grpo: Train, step 2 of 8, " in capsys.readouterr().out
+        for torn in ("\n", '{"step": 3\n'):  # as a kill or a full disk leaves it
+            write(run.file("train", "metrics.jsonl"), torn)
+            time.sleep(0.2)
+    said = capsys.readouterr().out
+    assert "03_grpo: Train, step 2 of 8, " in said
+    assert re.fullmatch(r"03_grpo: Train, \d s", said.splitlines()[-1])

@@ -150,7 +150,7 @@ def _plan(task: Task, tool_format: str, tools: Tools) -> list[dict]:
         raise PlanError(f"{task.prompt!r} has no plan: meta['plan'] lists the calls that lead to the answer")
     for number, step in enumerate(plan):
         try:
-            for arguments in (step["arguments"], *step.get("wrong", ())):
+            for arguments in (step["arguments"], *(step.get("wrong") or ())):
                 format_call("" + step["tool"], fill(arguments, [""] * number), tool_format, tools)
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             raise PlanError(

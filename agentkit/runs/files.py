@@ -41,7 +41,8 @@ def adapter_base(model: str) -> str:
     about = folder / "adapter_config.json"
     if not about.is_file() or (folder / "config.json").is_file():
         return ""
-    if base := read_json(about).get("base_model_name_or_path"):
+    found = read_json(about)
+    if isinstance(found, dict) and (base := found.get("base_model_name_or_path")):
         return str(base)
     raise FileNotFoundError(
         f"{model} is a LoRA adapter, and {about} does not say of which model: write its folder or hub name "

@@ -50,7 +50,8 @@ def _tell(stage: str, run: Run, sections: Sequence[str], over: Event) -> None:
 def _step(run: Run, start: float) -> str:
     """How far a training has come, where it has written a row since."""
     file = run.file("train", "metrics.jsonl")
-    is_new = file.exists() and file.stat().st_mtime >= start
-    rows = file.read_text(encoding="utf-8").split("\n")[:-1] if is_new else []  # the last may be half written
-    row = json.loads(rows[-1]) if rows else {}
-    return f", step {row['step']} of {row['planned_steps']}" if "planned_steps" in row else ""
+    try:
+        row = json.loads(file.read_bytes().splitlines()[-1]) if file.stat().st_mtime >= start else {}
+        return f", step {row['step']} of {row['planned_steps']}"
+    except (OSError, LookupError, TypeError, ValueError):  # there is none yet, or half of one
+        return ""

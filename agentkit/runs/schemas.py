@@ -29,7 +29,8 @@ def _form(others: bool = True, all_needed: bool = True, **fields: Any) -> Any:
 
 
 _FOUND = _form(False, False, pattern=str, path=str)  # in the reply: by a pattern, or a path in its JSON
-_STEP = _form(tool=str, arguments=dict, expect=NotRequired[_FOUND | str | int | float | bool | None])
+_STEP = _form(tool=str, arguments=dict, expect=NotRequired[_FOUND | str | int | float | bool | None],
+              wrong=NotRequired[list[dict] | tuple[dict, ...] | None])  # fmt: skip
 _NAMES = dict.fromkeys(("entities", "required_tools", "forbidden_tools"), list[str] | tuple[str, ...])
 _STAGE = _form(all_needed=False, parameters=dict, measured=dict[str, float], seconds=float, devices=float,
                controls=dict[str, dict], files=dict)  # fmt: skip

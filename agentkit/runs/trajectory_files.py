@@ -6,7 +6,8 @@ Leaves out writing files safely (files) and where they lie in a run (run).
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +92,8 @@ def read_tasks(path: str | Path) -> list[Task]:
     A row without an id is known by its place.
     """
     tasks = read_rows(path, _task)
-    if problem := _suite_problem(dataclasses.asdict(task) for task in tasks):
-        raise RunError(f"{path}: {problem}. {_MEND}")
+    if twice := _twice(task.id for task in tasks):
+        raise RunError(f"{path}: {twice}. {_MEND}")
     return tasks
 
 
@@ -120,16 +121,17 @@ def task_problem(task: Any) -> str | None:
     return _row_problem(dataclasses.asdict(task))
 
 
-def _suite_problem(rows: Iterable[dict]) -> str | None:
+def _suite_problem(rows: Sequence[dict]) -> str | None:
     """What is wrong with the rows of a suite, or None."""
-    seen = set()
     for number, row in enumerate(rows, start=1):
         if problem := _row_problem(row):
             return f"task {number} ({row['id']!r:.60}): {problem}"
-        if row["id"] in seen:
-            return f"task {row['id']} occurs twice"
-        seen.add(row["id"])
-    return None if seen else "it holds no task"
+    return _twice(row["id"] for row in rows) if rows else "it holds no task"
+
+
+def _twice(ids: Iterable[str]) -> str | None:
+    often = [name for name, count in Counter(ids).items() if count > 1]
+    return f"task {often[0]} occurs twice" if often else None
 
 
 def _row_problem(row: dict) -> str | None:

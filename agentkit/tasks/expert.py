@@ -17,7 +17,7 @@ from agentkit.tools.runtime import example, reset, run_blocking, run_call, state
 from agentkit.trajectories import verifier_kind
 from agentkit.verifiers import verify
 
-_SUBJECT = re.compile(r"\A\[1\] The .+? is (?=.+\.\Z)")  # of a passage of the shipped corpus
+_SUBJECT = re.compile(r"\A(?>\[1\] The .+? is )(?=.+\.\Z)")  # of a passage of the shipped corpus
 PATIENCE_S = 120.0  # for a tool or a reset: what rollouts wait for is the recipe's
 
 

@@ -79,7 +79,7 @@ def _tries(
 
 def _wrong(step: dict[str, Any], arguments: dict[str, Any], values: Sequence[Any]) -> list[dict[str, Any]]:
     """Other arguments for a step's call: those that it calls wrong, else each one changed."""
-    if "wrong" in step:
+    if step.get("wrong") is not None:
         return [fill(given, values) for given in step["wrong"]]
     return [arguments | {name: _other(value)} for name, value in arguments.items()]
 

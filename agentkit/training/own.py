@@ -5,6 +5,7 @@ An advantage that fails ends the training; a column or an alarm that fails is wa
 out those that ship (advantages, metrics, diagnostics); loads no torch.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial, update_wrapper
@@ -93,11 +94,11 @@ def _held(place: str, function: Callable, history: History) -> Numbers | None:
 
 
 def _guarded(place: str, function: Callable, argument: Any) -> float | None:
-    """The number that a function gives, None for None and False; None and a warning if it fails."""
+    """The number that a function gives, None for None, NaN and False; None and a warning if it fails."""
     try:
         value = settled(partial(function, argument))
         is_false = "bool" in type(value).__name__ and not value  # numpy has one of its own
-        return None if value is None or is_false else float(value)
-    except Exception as error:
+        return None if value is None or is_false or math.isnan(value) else float(value)
+    except (Exception, SystemExit) as error:
         warnings.warn(f"{place} failed, and is left out: {blame(error):.200}", stacklevel=2)
         return None

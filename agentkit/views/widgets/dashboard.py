@@ -135,7 +135,7 @@ class Dashboard:
         """A row was written: redraw when it is time to."""
         now = time.monotonic()
         if self._line:
-            self._line.update(Markdown(progress(self._metrics(), self.recipe)))
+            self._try(lambda: self._line.update(Markdown(progress(self._metrics(), self.recipe))))
         if self._live and row.get("step") and now - self._drawn >= self._every_s:
             self._try(self.draw)
         if now - self._saved >= self._snapshot_s:
