@@ -97,18 +97,20 @@ def check(
         return Score(0.0, f"an answer of {len(answer)} characters; {MAX_CODE} is the limit")
     if gold is None:
         return Score(None, "there is no gold answer")
+    context = {"trajectory": trajectory, "question": question or None, "state": deepcopy(state)}
+    options |= {n: held for n, held in context.items() if held is not None and takes(KINDS[kind], n)}
+    return _asked(kind, partial(KINDS[kind], read.answer, str(gold), **options))
+
+
+def _asked(kind: str, ask: Callable[[], object]) -> Score:
+    """What a verifier says; one that fails must not look like a wrong answer."""
     try:
-        verifier = KINDS[kind]
-        context = {"trajectory": trajectory, "question": question or None, "state": deepcopy(state)}
-        options |= {n: held for n, held in context.items() if held is not None and takes(verifier, n)}
-        ask = partial(verifier, read.answer, str(gold), **options)
         return _as_score(kind, ask() if kind in SHIPPED else settled(ask))
     except Unscored as error:
         return Score(None, str(error))
     except (Exception, SystemExit) as error:
         if kind in SHIPPED and isinstance(error, TypeError | ValueError):  # an option: the author's mistake
             raise ValueError(f"verifier {kind!r}: {error}") from None
-        # a verifier that fails must not look like a wrong answer
         return Score(None, f"verifier failed: {blame(error):.200}")
 
 
