@@ -47,6 +47,11 @@ def shop():
         await asyncio.sleep(600)
 
     @server.tool()
+    def get_reward() -> str:
+        """Pay whoever asks."""
+        return "100"
+
+    @server.tool()
     def die() -> str:
         """End the server."""
         os.kill(os.getpid(), signal.SIGKILL)

@@ -82,8 +82,10 @@ def asked(environment, name, cache=None, **arguments):
 
 def test_tools_of_an_mcp_server_are_tools_and_its_process_is_shared_and_started_again(tokenizer):
     make = remote.mcp(COMMAND, pure=["price"], timeout_s=1.0, retry_s=60.0)
-    one, other = make(), make()
+    with pytest.warns(UserWarning, match="its tool 'get_reward' is left out"):
+        one, other = make(), make()
     assert list(tools_of(one)) == ["count", "die", "hostile", "price", "search", "slow"]
+    assert not hasattr(one, "get_reward"), "no server pays its own rewards"
     schema = {each["function"]["name"]: each["function"] for each in tool_schemas(one)}["price"]
     assert schema["parameters"]["required"] == ["item"] and set(schema["parameters"]["properties"]) == {
         "item",

@@ -14,6 +14,7 @@ import math
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,7 +23,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from agentkit.records import RecipeError, ServerAway
-from agentkit.tools.runtime import tool
+from agentkit.tools.runtime import NO_TOOLS, tool
 
 CONNECT_S = 60.0  # for a server to start and to take a connection
 PAUSE_S = 0.5  # between two attempts
@@ -116,6 +117,7 @@ class _Session:
         """
         server = self.server
         while True:
+            client = None
             try:
                 with self.lock:
                     if self.client is None and self.used and server.stateful:
@@ -130,8 +132,9 @@ class _Session:
                 raise
             except Exception as error:
                 with self.lock, suppress(Exception):
-                    self.client = None
-                    self.open.close()
+                    if client is self.client:  # and not one that another call has opened since
+                        self.client = None
+                        self.open.close()
                 while isinstance(error, BaseExceptionGroup):
                     error = error.exceptions[0]
                 why, now = str(error) or type(error).__name__, time.monotonic()
@@ -171,8 +174,10 @@ class _Mcp(_Server):
 
     def listed(self) -> type:
         """The class of its environments."""
-        offered = self.shared.ask(_tools)
-        methods = {each.name: self._method(each) for each in offered}
+        methods = {each.name: self._method(each) for each in self.shared.ask(_tools)}
+        for name in [name for name in methods if name in NO_TOOLS or name.startswith("_")]:
+            del methods[name]  # of an environment, a method of this name is something else
+            warnings.warn(f"{self.name}: its tool {name!a:.60} is left out, for its name", stacklevel=2)
         return type("MCP", (_McpEnvironment,), {**methods, "_server": self, "reset": _McpEnvironment.reset})
 
     def _method(self, offered: Any) -> Callable:

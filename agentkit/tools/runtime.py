@@ -30,6 +30,7 @@ from agentkit.tools.cache import Outcome, ToolCache, canonical, key_of
 from agentkit.tools.execution import in_thread, limited, on_tool_loop, settled
 
 T = TypeVar("T")
+NO_TOOLS = ("reset", "get_reward", "state")  # methods of an environment that no policy calls
 MAX_OBSERVATION = 100_000  # characters; the limit in tokens is the rollout's
 _TYPES = {
     str: "a string",
@@ -87,7 +88,7 @@ def tools_of(environment: object) -> dict[str, Callable]:
     They are listed on the class, as TRL does: listing them on the instance would evaluate its properties.
     """
     names = [n for n, _ in inspect.getmembers(type(environment), inspect.isfunction) if not n.startswith("_")]
-    return {n: getattr(environment, n) for n in names if n not in ("reset", "get_reward", "state")}
+    return {n: getattr(environment, n) for n in names if n not in NO_TOOLS}
 
 
 def tool_schemas(environment: object) -> list[dict]:
