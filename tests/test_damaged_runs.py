@@ -117,7 +117,7 @@ CASES = {
     "a measure as text": (lines(METRICS, lambda found: found[2].update(reward="abc")), ("alarms", "report"), "no metrics of a step: 1; steps without a row: 1, the first of them 2"),
     "a gap": (lines(METRICS, lambda found: found[:1] + found[3:]), ("alarms", "report"), "steps without a row: 2, the first of them 1"),
     # the others
-    "a suite's prompt": (lines(SUITE, lambda found: found[2].update(prompt=5)), ("audit", "compare"), "task 3 .*prompt is 5; it should be text"),
+    "a suite's prompt": (lines(SUITE, lambda found: found[2].update(prompt=5)), ("audit", "compare"), "tasks.jsonl, line 3: prompt is 5; it should be text"),
 }  # fmt: skip
 
 

@@ -79,9 +79,15 @@ PLANTED = {  # name: (what is changed, words of the first red or amber item)
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory):
+    return tmp_path_factory.mktemp("caches")
+
+
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
-    """Half of the rollouts: what is planted shows in few."""
+def small(monkeypatch, caches):
+    """Half of the rollouts: what is planted shows in few; and no replies of tools that earlier runs kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(caches))
     monkeypatch.setattr(examination, "TASKS", 8)
     monkeypatch.setattr(examination, "GOLD", 2)
 

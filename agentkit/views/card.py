@@ -35,6 +35,7 @@ def write_report(run: Run, path: str | Path | None = None) -> Path:
     Returns:
         The card, readable by its owner only.
     """
+    run.manifest  # noqa: B018 - what is no run has no card
     pages = [run.file(f"{stage}.ipynb") for stage in STAGES if run.file(f"{stage}.ipynb").exists()]
     card = Path(path or run.file("report.html"))
     links = {page.stem: os.path.relpath(page, card.parent) for page in map(write_page, pages)}
