@@ -43,7 +43,7 @@ def test_the_example_of_a_lab_file_runs(tmp_path):
     lab = Lab.open(tmp_path / "mine.yaml")
     suite = lab.suite()
     assert len(suite) == 60 and {task.family for task in suite} == {"remainders", "B"}
-    assert set(tools_of(lab.environments["remainders"]())) == {"search", "calculator", "shout"}
+    assert set(tools_of(lab.environments["remainders"]())) == {"search", "calculator", "modulo"}
     assert "brevity" in lab.reward
 
 
