@@ -1,5 +1,10 @@
 """A trajectory is continued from any of its turns, token for token as it was up to the edit."""
 
+import gzip
+import json
+import re
+from functools import partial
+
 import pytest
 
 import agentkit
@@ -7,6 +12,7 @@ from agentkit import Lab
 from agentkit.policies.loading import load_agent, make_policy
 from agentkit.records import DataError
 from agentkit.tools.environments import CorpusEnvironment
+from agentkit.views.widgets import compare_trajectories
 
 KEYS = {"n_tasks": 60, "families": "A,B", "tool_failures": 0.4, "model": "nano", "max_turns": 8,
         "max_turn_tokens": 96, "max_tokens": 600}  # fmt: skip
@@ -154,3 +160,44 @@ def test_what_cannot_be_continued_is_said(lab, policy, rolled, turn, edit, says)
     )  # fmt: skip
     with pytest.raises(DataError, match=says):
         lab.fork(task, original, turn, policy, **edit)
+
+
+def shown_in(panel):
+    """The columns of the comparison that a panel shows last."""
+    (task,) = json.loads(gzip.decompress(panel.children[-1].data[1]))
+    return task["columns"]
+
+
+def test_a_reader_changes_a_turn_in_the_live_viewer(lab, policy, rolled):
+    task, original = next((t, o) for t, o in rolled if len(o.turns) > 1 and o.turns[0].results)
+    view = compare_trajectories([task], {"nano": [original]})
+    alone = view.live()
+    assert not hasattr(alone, "children"), "no control without a fork"
+    panel, button = view.live(fork=partial(lab.fork, policy=policy, n=2)), []
+    panel.button.observe(
+        lambda _: button.append((panel.button.description, panel.button.disabled)), "disabled"
+    )
+    assert panel.words.value == original.turns[0].results[0].observation
+    panel.words.value = "<b>Lisbon</b>: 545,796"
+    panel.button.click()
+    assert button == [("Sampling …", True), ("Continue from here", False)]
+    assert re.search(
+        r"Success is \d+% as it was and \d+% in 2 continuations after the edit: [+-]\d+ points",
+        panel.said.value,
+    )
+    before, after = shown_in(panel)
+    assert len(before["samples"]) == 1 and len(after["samples"]) == 2
+    assert all(t["turns"][0]["results"][0][0] == "<b>Lisbon</b>: 545,796" for t in after["samples"])
+
+    panel.place.index = next(
+        i for i, label in enumerate(panel.place._options_labels) if label.endswith("wrote")
+    )
+    assert panel.words.value == original.turns[0].text and "<|im_end|>" in panel.words.value
+    panel.words.value = f"Answer: {task.answer}<|im_end|>"
+    panel.button.click()
+    assert "and 100% in 2 continuations after the edit" in panel.said.value
+
+    panel.words.value = "<|im_start|>user <script>"
+    panel.button.click()
+    assert "Not continued: a turn holds the control token &lt;|im_start|&gt;" in panel.said.value
+    assert panel.children[-1] is panel.said and not panel.button.disabled

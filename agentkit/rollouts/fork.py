@@ -12,6 +12,7 @@ from agentkit.records import DataError, Task, ToolCall, ToolResult, Trajectory
 from agentkit.rollouts.chat import parse_turn, turn_ids
 from agentkit.rollouts.loop import Factory, Limits, _families, _gathered, _Rollout
 from agentkit.rollouts.policy import Policy, Request, Sample
+from agentkit.rollouts.template_probe import end_of_turn
 from agentkit.tools.cache import ToolCache
 from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment
 from agentkit.tools.outages import Outages
@@ -42,8 +43,8 @@ def fork(
     Args:
         observation: what its tools reply there in place of what they said; a list where it makes several
             calls.
-        text: what the policy says there in place of what it said, without the token that ends a turn; its
-            calls are made. It is no action of the policy, so its tokens have action_mask 0.
+        text: what the policy says there in place of what it said, its end token or not; the calls in it are
+            made. It is no action of the policy, so its tokens have action_mask 0.
         task: the task, for the verdict; without it the continuations are not scored.
         environment: as for ``rollout``, and so are the other arguments. ``lab.fork`` gives them all.
 
@@ -51,6 +52,8 @@ def fork(
         DataError: there is no such turn, nothing follows it, or the calls before it get other replies now.
     """
     turn, replies = _checked(trajectory, turn, observation, text)
+    for called in (True, False):  # a stored turn has the token that ends it
+        text = text and text.removesuffix(end_of_turn(policy.tokenizer, called))
     if task and task.id != trajectory.task_id:
         raise DataError(f"the trajectory is one of task {trajectory.task_id}, and task is {task.id}")
     judged = task or Task(trajectory.task_id, "", "")

@@ -7,7 +7,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import traitlets
@@ -20,6 +20,7 @@ from agentkit.runs import Run, append_jsonl, read_jsonl
 from agentkit.runs.schemas import NOTE_FIELDS, fault
 from agentkit.trajectories import by_task, results_of
 from agentkit.views.widgets.base import LiveView, View, packed, task_fields, trajectory_fields
+from agentkit.views.widgets.forks import Fork, ForkPanel
 from agentkit.views.widgets.states import States
 
 SAMPLES = 8  # of a task and policy that are shown; all are counted
@@ -63,9 +64,11 @@ class LiveCompare(LiveView):
 class CompareWidget(View):
     """Trajectories side by side: static by itself, ``live()`` with a kernel."""
 
-    def __init__(self, payload: dict[str, Any], run: Run | None = None):
+    def __init__(
+        self, payload: dict[str, Any], run: Run | None = None, panel: Callable[..., ForkPanel] = ForkPanel
+    ):
         super().__init__("trajectories", "Trajectories side by side", payload, 720)
-        self._run = run
+        self._run, self._panel = run, panel
 
     @cached_property
     def data(self) -> list[bytes]:
@@ -75,11 +78,18 @@ class CompareWidget(View):
         blocks = [tasks[start : start + BLOCK] for start in range(0, len(tasks), BLOCK)]
         return [packed(self.payload | {"tasks": index, "block": BLOCK}), *map(packed, blocks)]
 
-    def live(self) -> LiveCompare:
-        """An anywidget for a running kernel: it saves notes in the run; ``task_id`` is the task on screen."""
+    def live(self, fork: Fork | None = None) -> LiveCompare | ForkPanel:
+        """An anywidget for a running kernel: it saves notes in the run; ``task_id`` is the task on screen.
+
+        Args:
+            fork: where given, a reader may change a turn and have its trajectory continued. It is called by
+                name with task, trajectory, turn and perhaps observation or text, and returns continuations:
+                ``partial(lab.fork, policy=policy, n=4)``.
+        """
         tasks, notes = self.payload["tasks"], self.payload["notes"]
         traits = {"_esm": self.source, "data": self.data, "task_id": tasks[0]["id"], "notes": notes}
-        return LiveCompare(self._run, **traits)
+        live = LiveCompare(self._run, **traits)
+        return self._panel(live, fork=fork) if fork else live
 
 
 def compare_trajectories(
@@ -113,7 +123,9 @@ def compare_trajectories(
     states, own = States(environments), list(samples.values())
     rows = [_task(task, own, states) for task in tasks.values() if task.id in covered]
     payload = {"key": _key(list(policies), rows, run), "policies": list(policies), "tasks": rows}
-    return CompareWidget(payload | {"notes": note_rows(run) if run else []}, run)
+    compare = partial(compare_trajectories, environments=environments)  # of what a fork gives
+    panel = partial(ForkPanel, tasks=tasks, policies=samples, compare=compare)
+    return CompareWidget(payload | {"notes": note_rows(run) if run else []}, run, panel)
 
 
 def _key(policies: list[str], rows: list[dict[str, Any]], run: Run | None) -> str:
