@@ -104,7 +104,7 @@ def test_the_button_writes_what_the_trainer_reads(run, monkeypatch):
 
 
 @pytest.mark.parametrize(("error", "checkpoints", "finished", "says"), [
-    (None, [5], True, "Training is done. The adapter that validation chose is kept in {run}/adapter."),
+    (None, [5], True, "Training is done. The adapter that validation chose is kept in {name}/adapter."),
     (None, [5, 20], False, "Stopped as asked. Kept: 20 of 60 steps, in {run}/train/checkpoints/checkpoint-20; run this"),
     (KeyboardInterrupt(), [], False, "Interrupted before a checkpoint was written; run this"),
     (RuntimeError("x"), [9, 10], False, "Stopped by an error (RuntimeError). Kept: 10 of 60 steps, in"),
@@ -118,7 +118,7 @@ def test_at_its_end_it_says_what_is_kept_and_how_to_go_on(run, capsys, error, ch
         if error:
             raise error
     page = run.file("train", "dashboard.html").read_text()
-    assert says.format(run=run.path) in page and " left" not in page.split("Step 20 of 60")[1][:60]
+    assert says.format(run=run.path, name=run.path.name) in page and " left" not in page.split("Step 20 of 60")[1][:60]
 
 
 def test_a_dashboard_of_nothing(tmp_path):

@@ -67,7 +67,7 @@ def ending(run: Run, recipe: Recipe, error: BaseException | None) -> str:
     if error is None and not recipe.can_train:
         return "A stand-in cannot be trained: one step was sampled and scored, and no adapter is written."
     if error is None and run.file("train", "finished.json").exists():
-        return f"Training is done. The adapter that validation chose is kept in {run.file('adapter')}."
+        return f"Training is done. The adapter that validation chose is kept in {run.path.name}/adapter."
     how = f"Stopped by an error ({type(error).__name__})" if error else "Stopped as asked"
     how = "Interrupted" if isinstance(error, KeyboardInterrupt) else how
     for newest in steps(run.file("train", "checkpoints"))[:1]:
