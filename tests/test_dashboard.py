@@ -118,7 +118,10 @@ def test_at_its_end_it_says_what_is_kept_and_how_to_go_on(run, capsys, error, ch
         if error:
             raise error
     page = run.file("train", "dashboard.html").read_text()
-    assert says.format(run=run.path, name=run.path.name) in page and " left" not in page.split("Step 20 of 60")[1][:60]
+    assert (
+        says.format(run=run.path, name=run.path.name) in page
+        and " left" not in page.split("Step 20 of 60")[1][:60]
+    )
 
 
 def test_a_dashboard_of_nothing(tmp_path):
