@@ -79,9 +79,9 @@ def _checked(
     calls = len(trajectory.turns[turn].results)
     replies = [observation] if isinstance(observation, str) else observation
     if text is None and not calls:
-        raise DataError(f"turn {turn} calls no tool, so nothing follows it: give another text")
+        raise DataError(f"turn {turn} (from 0) calls no tool, so nothing follows it: give another text")
     if text is None and replies is not None and len(replies) != calls:
-        raise DataError(f"turn {turn} makes {calls} calls, so it needs as many observations")
+        raise DataError(f"turn {turn} (from 0) makes {calls} calls, so it needs as many observations")
     return turn, replies
 
 
