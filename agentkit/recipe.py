@@ -82,7 +82,7 @@ class Recipe(BaseModel):
     suite_seed: Count = _key(0, "of the suite, so that seeds share one test", "1")
     tasks: str = _key("", "in place of families: a tasks.jsonl, or a public data set such as gsm8k", "1")
     new_templates: Annotated[list[str], Split] = _key(
-        [], "templates only the test has, such as A total4; reported apart", "1"
+        [], "kinds of question that only the test has, such as A total4; reported apart", "1"
     )
     filter_rollouts: Count = _key(
         0, "rollouts of each training task; what none or all solve is left out; 0: off", "235"
@@ -139,7 +139,7 @@ class Recipe(BaseModel):
     )
     steps: Positive = _key(200, "optimiser steps")
     epochs: Count = _key(
-        0, "passes over the training tasks, at most; 0: no limit. With 200 steps it alone decides"
+        0, "passes over the training tasks; 0: no limit. The default of steps does not cut them short"
     )
     prompts_per_step: Positive = _key(8, "groups in one step")
     group_size: Annotated[int, Field(ge=2)] = _key(8, "trajectories in a group, G")
@@ -180,13 +180,15 @@ class Recipe(BaseModel):
     save_every: Count = _key(
         5, "steps between checkpoints; 0 writes one only when training ends or stops", ""
     )
-    report_to: Literal["none", "tensorboard", "wandb"] = _key("none", "where metrics go besides the run", "")
+    report_to: Literal["none", "tensorboard", "wandb"] = _key(
+        "none", "where metrics go besides the run: tensorboard, wandb", ""
+    )
     controls: Annotated[list[Literal["sft_more", "rft"]], Split] = _key(
         [], "what GRPO is compared with besides: sft_more is SFT on every task", "5"
     )
     # several GPUs
     gpus: Literal["auto"] | Positive = _key("auto", "how many to use; auto: all that are visible", "")
-    processes: Positive = _key(1, "that train together, one a GPU; left out where GPUs are visible: all")
+    processes: Positive = _key(1, "that train together; if left out, one for each visible GPU")
     shard: Switch = _key(False, "spread the model's layers over the processes that train", "235")
 
     def __init__(self, **values: Any) -> None:

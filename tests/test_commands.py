@@ -38,7 +38,10 @@ PAGES = [
 ]
 TRACKED = subprocess.run(["git", "-C", ROOT, "ls-files"], capture_output=True, text=True).stdout.splitlines()
 PAGES = [page for page in PAGES if not TRACKED or str(page.relative_to(ROOT)) in TRACKED]  # not a user's own
-MADE = {"params/mine.yaml": "params/shop.yaml"}  # `agentkit new mine` copies
+MADE = {  # `agentkit new mine` and `cp` copy
+    "params/mine.yaml": "params/shop.yaml",
+    "params/my-model.yaml": "params/plan-3b-unsloth.yaml",
+}
 NAMES = "(?:agentkit|papermill|make)"
 
 

@@ -53,8 +53,8 @@ def draft(corpus, rng: random.Random) -> Task:
     first, second = rng.sample(sorted(PRICES), 2)
     word, sign = rng.choice([("plus", "+"), ("minus", "-"), ("times", "*")])
     plan = [  # how an expert goes about it: it shows the small agent how, and says how hard the task is
-        {"tool": "search", "arguments": {"query": f"price of {first}"}, "expect": str(PRICES[first])},
-        {"tool": "search", "arguments": {"query": f"price of {second}"}, "expect": str(PRICES[second])},
+        {"tool": "search", "arguments": {"query": f"price of {first}"}, "expect": PRICES[first]},
+        {"tool": "search", "arguments": {"query": f"price of {second}"}, "expect": PRICES[second]},
         {"tool": "calculator", "arguments": {"expression": f"{{0}} {sign} {{1}}"}},  # {0}: the first value
     ]
     return Task(
@@ -62,7 +62,6 @@ def draft(corpus, rng: random.Random) -> Task:
         prompt=f"What is the price of {first} {word} the price of {second}?",
         answer=calculate(f"{PRICES[first]} {sign} {PRICES[second]}"),
         verifier={"kind": "euros"},
-        tools=("search", "calculator"),
         meta={"plan": plan, "entities": [first, second]},  # no two splits share such a pair
     )
 
