@@ -67,14 +67,6 @@ def move(model: PeftModel, size: float, seed: int = 1) -> PeftModel:
     return model
 
 
-def widths(name: str, layers: int, vocabulary: int) -> Any:
-    """The configuration of a real model with fewer layers and words, for machines without a GPU."""
-    config = copy.deepcopy(SHAPES[name])
-    config.num_hidden_layers, config.vocab_size = layers, vocabulary
-    config.layer_types = config.layer_types[:layers]
-    return config
-
-
 # ---- what an engine shows of an adapter
 def kept(handed: Any, model: PeftModel) -> float:
     """Share of the adapter's effect e that weights handed on have, 1 - |e' - e|^2 / |e|^2, in float32.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentkit import Task, verify
+from agentkit import Task
 from agentkit.sandbox.run import CORES
 from agentkit.verifiers import answer_of, check
 from agentkit.verifiers.programs import extract_code
@@ -215,12 +215,6 @@ def test_large_tests_are_scored_and_larger_ones_unscored_never_wrong():
     assert score.value is None and "4194304 is the limit" in score.why
 
 
-def test_a_program_that_floods_is_wrong():
-    flood = "import os\ndef f(x):\n    os.write(1, b'x' * 300_000)\n    return x + 1"
-    assert value(flood, timeout_s=10) == 0
-    assert value("def f(x): return 'x' * 300_000", tests=CASES, timeout_s=10) == 0
-
-
 SPY = """
 import gc, sys
 def f(x):
@@ -279,13 +273,6 @@ CODE = Task("x", "p", GOLD, {"kind": "code", "entry": "f", "tests": CASES, "time
 
 def read(text: str) -> str:
     return answer_of(CODE, text).answer
-
-
-def test_code_on_an_answer_line_goes_on_to_the_end():
-    assert read(f"I tested it.\nAnswer: {GOLD}") == GOLD and verify(CODE, read(f"Answer:\n{GOLD}")).value == 1
-    commented = "# Answer: no\n```python\n# answer: 1\nx = 1\n```"
-    assert read(commented) == commented
-    assert extract_code(f"```py\n{GOLD}\n```") == f"{GOLD}\n"
 
 
 def test_arguments_that_json_cannot_hold_are_a_python_literal():

@@ -18,16 +18,6 @@ from agentkit.training.saves import ADAPTER
 from agentkit.training.selection import spread_over
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_gradient_that_is_not_finite_spoils_a_step_and_three_in_a_row_the_training(value):
-    guards = Guards()
-    assert guards.take(1.0) and not guards.take(value) and guards.take(0.0) and guards.problem is None
-    assert not any(guards.take(value) for _ in range(3)) and "3 steps in a row" in guards.problem
-    again = Guards()
-    again.restore(guards.state())
-    assert again.skipped == 4 and again.problem is None, "who goes on gets three more"
-
-
 # ---- steps
 def spoil(trainer, steps, value=math.nan):
     """From now on the gradient of these steps is multiplied by a value that is not finite."""

@@ -4,35 +4,24 @@ Small changes are lost where they are folded into bfloat16 weights, and rounding
 more than they do, so that a plain difference of engine and trainer cannot tell.
 """
 
-import copy
 import warnings
 
 import numpy as np
 import pytest
 import torch
-from engines import (
-    FAULTS,
-    adapter_on,
-    kept,
-    move,
-    plant_in_batch,
-    planted_in_sync,
-    random_model,
-    widths,
-)  # fmt: skip
+from engines import FAULTS, adapter_on, move, plant_in_batch, planted_in_sync  # fmt: skip
 from peft import PeftModel
 from survive import make_trainer, tiny_agent
 
 from agentkit.policies import sync_guard as guard
 from agentkit.policies.engine_weights import folded
-from agentkit.policies.loading import agent_of, load_agent, make_policy, with_adapter
+from agentkit.policies.loading import agent_of, load_agent, make_policy
 from agentkit.policies.precision import surviving_share
 from agentkit.recipe import Recipe
 from agentkit.records import TrainingError
 from agentkit.rollouts.policy import EngineError
-from agentkit.runs import Run, RunError, read_jsonl
+from agentkit.runs import Run, read_jsonl
 from agentkit.training.adapters import save_adapter
-from agentkit.training.merge import merge
 
 HALF = {"precision": "bfloat16"}
 
@@ -172,44 +161,6 @@ def test_a_healthy_training_in_half_precision_is_not_stopped(tmp_path):
 
 
 # ---- the widths of a real model
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory):
-    """Qwen3-0.6B with random weights, two of its layers and the small agent's words, trained for a step with
-    autocast and checkpointing, and then with an adapter of |B| 2e-4.
-    """
-    folder = tmp_path_factory.mktemp("wide")
-    _, tokenizer = tiny_agent()
-    random_model(widths("0.6B", 2, len(tokenizer))).save_pretrained(folder / "agent")
-    tokenizer.save_pretrained(folder / "agent")
-    agent = load_agent(str(folder / "agent"), precision="bfloat16")
-    trainer = make_trainer(folder / "run", agent=agent, steps=1, precision="bfloat16")
-    trainer.train()
-    assert trainer.model.is_gradient_checkpointing
-    move(trainer.model, 2e-4)
-    save_adapter(trainer.model, tokenizer, trainer.run.file("adapter"))
-    source = str(folder / "agent")
-    trainer.run.begin("03_grpo", {"model": source, "sft": False, **HALF})
-    exact = with_adapter(load_agent(source, precision="bfloat16")[0], trainer.run.file("adapter"))
-    return trainer, exact, source
-
-
-@pytest.mark.slow
-def test_its_first_step_is_on_policy_and_evaluation_and_export_keep_a_small_adapter(wide):
-    trainer, exact, source = wide
-    row = read_jsonl(trainer.run.file("train", "metrics.jsonl"))[-1]
-    assert row["clip_fraction"] == 0.0 and row["effective_samples"] > 0.99
-    trained = {n: p for n, p in trainer.model.named_parameters() if "lora_" in n}
-    evaluated, _ = agent_of(trainer.run, Recipe(model=source, **HALF), "grpo")
-    assert all(torch.equal(p, trained[n]) for n, p in evaluated.named_parameters() if "lora_" in n)
-    assert kept(evaluated, exact) > 0.999
-    with pytest.raises(RunError, match="of what the adapter does to log-probabilities survives in bfloat16"):
-        merge(trainer.run, "bfloat16")
-    for options in ({"unmerged": True}, {"dtype": "float32"}):
-        assert merge(trainer.run, **options)["surviving"] > 0.95
-        merged, _ = load_agent(str(trainer.run.file("merged")), precision=options.get("dtype", "bfloat16"))
-        adapter = trainer.run.file("merged", "adapter")
-        assert kept(with_adapter(merged, adapter) if adapter.exists() else merged, exact) > 0.95
-    assert kept(copy.deepcopy(exact).merge_and_unload(), exact) < 0.5, "what folding it in would keep"
 
 
 # ---- vLLM: what an engine with weights of its own gets wrong; last: trainers must not meet its process group

@@ -140,15 +140,6 @@ def test_coroutines_of_one_turn_run_together_and_what_may_depend_on_order_in_ord
     assert [r.name for r in results] == [name for name, _ in calls] and not results[4].ok
 
 
-def test_a_policy_that_fails_ends_the_rollout_with_its_error(agent, suite, corpus):
-    class Broken(Says):
-        async def sample(self, request):
-            raise RuntimeError("out of memory")
-
-    with pytest.raises(RuntimeError, match="out of memory"):
-        rollout(list(suite)[:2], Broken(agent[1]), environment=partial(CorpusEnvironment, corpus))
-
-
 def test_greedy_takes_the_most_likely_token_and_sampling_follows_the_distribution():
     logits = torch.log(torch.tensor([[0.1, 0.6, 0.3]])).repeat(20_000, 1)
     uniforms = torch.rand(20_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -17,7 +17,7 @@ from agentkit.runs import Run, read_jsonl
 from agentkit.training import advantages
 from agentkit.training.advantages import teaches_nothing
 from agentkit.training.loop import GRPO
-from agentkit.training.selection import fresh_tasks, left_out, replace_dead, select
+from agentkit.training.selection import fresh_tasks, left_out, select
 from agentkit.trajectories import is_dead, is_truncated, reward_range
 
 GOOD = ToolResult("search", {}, "found", ok=True)
@@ -80,13 +80,6 @@ class World:
 
 def names(groups):
     return [g.task_id for g in groups]
-
-
-def test_dead_groups_give_way_to_live_ones_in_place():
-    world = World()
-    found = replace_dead(world(tasks("d1", "a", "d2")), tasks("d3", "b", "c", "e"), world, is_dead)
-    assert names(found[0]) == ["b", "a", "c"] and found[1:] == (2, 3)
-    assert world.asked[1:] == [["d3", "b"], ["c"]]
 
 
 def test_select_counts_what_it_did():

@@ -4,19 +4,10 @@ import re
 
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from agentkit.training import prefix as shared_prefix
 from agentkit.training.prefix import build_tree, plain_logprobs, prepare, shared_logprobs
@@ -27,7 +18,7 @@ SHAPE = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 40, "num_hidd
 
 def qwen3(**changes):
     torch.manual_seed(1)
-    return Qwen3ForCausalLM(Qwen3Config(**(SHAPE | changes)))
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**(SHAPE | changes)))
 
 
 def lists(array):
@@ -75,10 +66,8 @@ def found(score, model, batch, temperature=0.7, **options):
     logprobs, entropies = score(model, *batch, temperature, entropy=True, **options)
     weights = torch.cos(torch.arange(logprobs.numel())).reshape(logprobs.shape)
     (logprobs * weights).sum().backward()
-    gradient = torch.cat(
-        [p.grad.flatten() for p in model.parameters() if p.requires_grad and p.grad is not None]
-    )
-    return logprobs.detach(), entropies, gradient
+    gradients = [p.grad.flatten() for p in model.parameters() if p.requires_grad and p.grad is not None]
+    return logprobs.detach(), entropies, torch.cat(gradients)
 
 
 def assert_same(ours, plain, error):
@@ -107,23 +96,25 @@ def test_sharing_equals_the_plain_way_with_and_without_checkpointing(lora, batch
     assert_same(found(shared_logprobs, model, batch), plain, 1e-6)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=8)),
-        lambda: Gemma2ForCausalLM(Gemma2Config(**SHAPE, final_logit_softcapping=0.1)),
-    ],
-    ids=["window", "capped"],
-)
-def test_the_plain_way_with_the_output_layer_apart_is_the_plain_way(model, batch, monkeypatch):
-    model = model()
+def window():
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**SHAPE, sliding_window=8))
+
+
+def capped():
+    return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**SHAPE, final_logit_softcapping=0.1))
+
+
+@pytest.mark.parametrize("make", [window, capped, qwen3])
+def test_the_output_layer_apart_gives_the_plain_way_and_few_logits_at_a_time(make, batch, monkeypatch):
+    model, rows = make(), []
     assert shared_prefix.splits(model)
-    plain, rows = found(plain_logprobs, model, batch), []
+    plain, way = found(plain_logprobs, model, batch), (plain_logprobs, {"split": True})
+    if make is qwen3:
+        assert prepare(model) is None
+        way = shared_logprobs, {}
     monkeypatch.setattr(shared_prefix, "CHUNK_ELEMENTS", {"cpu": 61 * 7})
-    hook = model.lm_head.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].numel() // 32))
-    ours = found(plain_logprobs, model, batch, split=True)
-    hook.remove()
-    assert_same(ours, plain, 1e-5)
+    model.lm_head.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].numel() // 32))
+    assert_same(found(way[0], model, batch, **way[1]), plain, 1e-5)
     assert max(rows) == 7, "no more logits at a time, however many are scored"
 
 
@@ -144,13 +135,14 @@ def scaled():
     """A model whose logits are not its output layer's: only a comparison can tell."""
     model = qwen3()
     plain = model.forward
-    model.forward = lambda *args, **kwargs: _halved(plain(*args, **kwargs))
+
+    def halved(*args, **kwargs):
+        out = plain(*args, **kwargs)
+        out.logits = out.logits / 2
+        return out
+
+    model.forward = halved
     return model
-
-
-def _halved(out):
-    out.logits = out.logits / 2
-    return out
 
 
 def eager():
@@ -162,18 +154,21 @@ def eager():
 MAMBA = {"vocab_size": 61, "hidden_size": 32, "state_size": 4, "num_hidden_layers": 1, "pad_token_id": 0}
 
 
-@pytest.mark.parametrize(
-    ("model", "why"),
-    [
-        (lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=8)), "sliding_attention"),
-        (lambda: MambaForCausalLM(MambaConfig(**MAMBA)), "."),
-        (scaled, "off by .* nats"),
-        (eager, "its attention is 'eager'"),
-    ],
-    ids=["window", "recurrent", "scaled", "eager"],
-)
-def test_a_model_that_cannot_share_says_why_and_stays_as_it_was(model, why):
-    model = model()
+def recurrent():
+    return transformers.MambaForCausalLM(transformers.MambaConfig(**MAMBA))
+
+
+WHY = {
+    window: "sliding_attention",
+    recurrent: ".",
+    scaled: "off by .* nats",
+    eager: "its attention is 'eager'",
+}
+
+
+@pytest.mark.parametrize("make", WHY)
+def test_a_model_that_cannot_share_says_why_and_stays_as_it_was(make):
+    model, why = make(), WHY[make]
     before = model.config._attn_implementation
     assert re.search(why, prepare(model) or "")
     assert model.config._attn_implementation == before

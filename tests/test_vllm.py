@@ -187,13 +187,6 @@ def test_an_engine_that_was_given_gets_the_adapter_only_and_outlives_the_policy(
     assert guard.sync(engine, model, 1.0).largest < 1e-3
 
 
-def test_an_adapter_that_did_not_arrive_is_caught(engine, agent, monkeypatch):
-    move(agent[0], 0.05)
-    monkeypatch.setattr(engine._engine, "add_lora", lambda adapter: setattr(engine, "_adapter", None))
-    with pytest.raises(EngineError, match="other weights"):
-        guard.sync(engine, agent[0], 1.0)
-
-
 def test_an_engine_that_dies_in_mid_batch_ends_the_rollout_with_one_message(engine, suite, corpus):
     """Last of the tests of an engine: it is gone afterwards."""
     runner, calls = engine._engine.engine_core.engine_core.model_executor, []
