@@ -206,32 +206,14 @@ async def _fill_cache(policy: Policy) -> None:
 def _under_the_old_name(policy: Any) -> Callable:
     """A sync that brings the new adapter where the old one was and forgets to empty the prefix cache."""
 
-    def in_process(model: PeftModel) -> None:
+    def renewed(model: PeftModel) -> None:
         old, engine = policy._adapter, policy._engine
         engine.remove_lora(old.lora_int_id)
         shutil.rmtree(old.lora_path)
         save_lora(model, Path(old.lora_path))
         engine.add_lora(old)
 
-    def at_servers(model: PeftModel) -> None:
-        ask, name = policy._ask, policy._adapter.name
-
-        async def asked(replica: Any, method: str, path: str, **options: Any) -> Any:
-            if path == "/v1/unload_lora_adapter":
-                return None  # done before
-            if path == "/v1/load_lora_adapter":
-                await ask(replica, "POST", "/v1/unload_lora_adapter", json={"lora_name": name})
-            return await ask(replica, method, path, **options)
-
-        policy._ask, policy._updates = asked, policy._updates - 1
-        try:
-            type(policy).sync(policy, model)
-        finally:
-            del policy._ask
-
-    if hasattr(policy, "_replicas"):
-        return at_servers
-    return lambda model: policy._between_batches(in_process, model)
+    return lambda model: policy._between_batches(renewed, model)
 
 
 def free_port() -> int:

@@ -3,9 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from agentkit.lab import Lab
-from agentkit.recipe import Recipe
-from agentkit.tasks.family import Family
+from agentkit import Family, Lab, Recipe
 from agentkit.tools.environments import CorpusEnvironment
 
 Factory = Callable[[], object]

@@ -7,10 +7,9 @@ from benchmarks.peer import as_batch, as_ours, moved
 from survive import tasks
 from torch.distributed.tensor import DTensor
 
-from agentkit.lab import Lab
+from agentkit import Lab, Run
 from agentkit.policies.loading import load_agent
 from agentkit.policies.process_group import gathered, on_main_process, rank
-from agentkit.runs import Run
 from agentkit.training.loop import GRPO
 from agentkit.training.loss import Batch
 

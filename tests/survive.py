@@ -3,10 +3,9 @@
     python tests/survive.py --runs 50
 
 A tiny random model is trained for a few steps on a reward that depends on its tokens, so that weights do
-move. Each run is
-killed with SIGKILL up to three times: at a random time, or at a random file operation, which is where
-checkpoints, metrics and trajectories are half written. What must agree in the end, bit for bit: metrics (but
-for seconds), trajectories, the last adapter and the best one.
+move. Each run is killed with SIGKILL up to three times: at a random time, or at a random file operation, which
+is where checkpoints, metrics and trajectories are half written. What must agree in the end, bit for bit:
+metrics (but for seconds), trajectories, the last adapter and the best one.
 """
 
 import argparse
@@ -29,6 +28,7 @@ from agentkit.recipe import Recipe
 from agentkit.records import Task
 from agentkit.runs import Run, read_jsonl
 
+FILE_EVENTS = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
 KINDS = {  # name: changes of recipe or settings
     "plain": {},
     "minibatches=4": {"prompts_per_step": 4, "micro_batch": 4, "minibatches": 4},
@@ -42,16 +42,9 @@ def tiny_agent():
     """A random model of two small layers, with the small agent's tokenizer."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    small = {
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "head_dim": 32,  # which vLLM has, on a CPU too
-    }
-    config = AutoConfig.from_pretrained(
-        nano.DATA, **small, num_key_value_heads=2, layer_types=["full_attention"] * 2
-    )
+    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    small |= {"num_key_value_heads": 2, "layer_types": ["full_attention"] * 2}
+    config = AutoConfig.from_pretrained(nano.DATA, **small, head_dim=32)  # which vLLM has, on a CPU too
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).float()
     return model, AutoTokenizer.from_pretrained(nano.DATA)
@@ -86,9 +79,7 @@ def tasks(n: int = 5, split: str = "train") -> list[Task]:
     return [Task(f"{split}-{i}", f"Say {i}.", str(i), "exact", family="tiny", split=split) for i in range(n)]
 
 
-def make_trainer(
-    path: Path, reward=evenness, agent=None, n_tasks: int = 5, on_metrics=print_nothing, **changes
-):
+def make_trainer(path, reward=evenness, agent=None, n_tasks=5, on_metrics=print_nothing, **changes):
     """A trainer on the tiny agent, with changes of the recipe or of the trainer's settings."""
     from agentkit.training.loop import GRPO, Settings
 
@@ -105,10 +96,7 @@ def attempt(path: Path, kind: str, kill_at: int | None = None) -> None:
         events = iter(range(kill_at))
 
         def audit(event: str, _: tuple) -> None:
-            if (
-                event in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
-                and next(events, None) is None
-            ):
+            if event in FILE_EVENTS and next(events, None) is None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(audit)
@@ -133,9 +121,7 @@ def in_child(path: Path, kind: str, kill_at: int | None = None, after_s: float |
         os.kill(child, signal.SIGKILL)
     status = os.waitpid(child, 0)[1]
     if status not in (0, signal.SIGKILL):
-        raise RuntimeError(
-            f"{path} ended with status {status}: {path.with_suffix('.log').read_text()[-2000:]}"
-        )
+        raise RuntimeError(f"{path} ended with {status}: {path.with_suffix('.log').read_text()[-2000:]}")
     return status == 0
 
 
@@ -147,66 +133,57 @@ def outcome(path: Path) -> dict[str, object]:
         for row in read_jsonl(run.file("train", "metrics.jsonl"))
     ]
     last = run.file("train", "checkpoints", f"checkpoint-{SMALL['steps']}", "adapter_model.safetensors")
-    found: dict[str, object] = {
-        f"metrics of step {row['step']}": json.dumps(row, sort_keys=True) for row in rows
-    }
+    found = {f"metrics of step {row['step']}": json.dumps(row, sort_keys=True) for row in rows}
     found["steps"] = [row["step"] for row in rows]
     for step in run.steps:
-        found[f"trajectories {step}"] = [
-            (t.task_id, t.completion_ids, t.old_logprobs, t.reward, t.advantage)
-            for t in run.trajectories(step)
-        ]
-    return found | {
-        "last": last.read_bytes(),
-        "best": run.file("adapter", "adapter_model.safetensors").read_bytes(),
-    }
+        stored = run.trajectories(step)
+        tokens = [(t.task_id, t.completion_ids, t.old_logprobs) for t in stored]
+        found[f"trajectories {step}"] = tokens, [(t.reward, t.advantage) for t in stored]
+    best = run.file("adapter", "adapter_model.safetensors")
+    return found | {"last": last.read_bytes(), "best": best.read_bytes()}
 
 
-def survive(folder: Path, runs: int, seed: int, kinds: list[str], log=print) -> list[str]:
+def survive(folder: Path, runs: int) -> list[str]:
     """Kill and resume ``runs`` trainings; the differences found."""
-    rng, faults, whole, seconds = random.Random(seed), [], {}, {}
-    for kind in kinds:
-        start = time.monotonic()
-        assert in_child(folder / f"whole-{len(whole)}", kind)
-        seconds[kind], whole[kind] = (time.monotonic() - start, outcome(folder / f"whole-{len(whole)}"))
-        log(f"{kind}: {seconds[kind]:.1f} s uninterrupted")
+    rng, faults, whole, seconds = random.Random(1), [], {}, {}
     for number in range(runs):
-        kind, path = kinds[number % len(kinds)], folder / f"run-{number}"
+        kind, path = [*KINDS][number % len(KINDS)], folder / f"run-{number}"
+        if kind not in whole:
+            start = time.monotonic()
+            assert in_child(folder / f"whole-{kind}", kind)
+            seconds[kind], whole[kind] = time.monotonic() - start, outcome(folder / f"whole-{kind}")
         kills = 0
-        while True:
-            how = rng.choice(("time", "file")) if kills < 3 else "not"
-            after = rng.uniform(0.2, 1.0) * seconds[kind] if how == "time" else None
-            done = in_child(path, kind, rng.randrange(20, 900) if how == "file" else None, after)
-            if done:
-                break
+        while not killed(
+            path, kind, rng, seconds[kind], "not" if kills == 3 else rng.choice(("time", "file"))
+        ):
             kills += 1
         found = outcome(path)
         different = sorted(k for k in {*found, *whole[kind]} if found.get(k) != whole[kind].get(k))
-        fell_back = "damaged" in path.with_suffix(".log").read_text() or list(path.rglob("damaged-*"))
-        log(
-            f"{number} {kind}: {kills} kills, {'as the uninterrupted' if not different else f'DIFFERENT: {different}'}"
-        )
+        print(f"{number} {kind}: {kills} kills, different: {different or 'nothing'}", flush=True)
         faults += [f"{path.name} ({kind}, {kills} kills): {different}"] if different else []
-        faults += [f"{path.name}: a kill left a damaged checkpoint"] if fell_back else []
+        if "damaged" in path.with_suffix(".log").read_text() or list(path.rglob("damaged-*")):
+            faults.append(f"{path.name}: a kill left a damaged checkpoint")
         shutil.rmtree(path)
     return faults
+
+
+def killed(path: Path, kind: str, rng: random.Random, seconds: float, how: str) -> bool:
+    """An attempt that is killed at a random time, file operation or not; whether it came to its end."""
+    after = rng.uniform(0.2, 1.0) * seconds if how == "time" else None
+    return in_child(path, kind, rng.randrange(20, 900) if how == "file" else None, after)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--runs", type=int, default=50)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS))
-    chosen = parser.parse_args()
+    runs = parser.parse_args().runs
     torch.set_num_threads(1)
     warnings.simplefilter("default")
     import agentkit.training.loop  # noqa: F401 - once, before the forks
 
     with tempfile.TemporaryDirectory() as folder:
-        faults = survive(
-            Path(folder), chosen.runs, chosen.seed, chosen.kinds, lambda text: print(text, flush=True)
-        )
-    print("\n".join(faults) or f"{chosen.runs} runs killed and resumed, each as the uninterrupted one")
+        faults = survive(Path(folder), runs)
+    print("\n".join(faults) or f"{runs} runs killed and resumed, each as the uninterrupted one")
     return 1 if faults else 0
 
 

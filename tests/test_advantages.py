@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from agentkit import rewards
-from agentkit.recipe import Recipe
+from agentkit import Recipe, rewards
 from agentkit.records import StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.training import advantages
 from agentkit.training.advantages import ESTIMATORS, estimate

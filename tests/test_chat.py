@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from agentkit import Task, rollout
 from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.rollouts import Limits
-from agentkit.rollouts.chat import ChatCodec, format_call, opens_thought
+from agentkit.rollouts.chat import ChatCodec, format_call
 from agentkit.tools.environments import SYSTEM_PROMPT, CorpusEnvironment
 from agentkit.tools.runtime import tool_schemas
 
@@ -33,9 +33,8 @@ def codec(tokenizer, corpus):
 def test_the_prompt_is_the_chat_templates(tokenizer, codec):
     messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": "Why?"}]
     options = {"tools": codec.tools, "add_generation_prompt": True}
-    assert tokenizer.decode(codec.prompt_ids("Why?")) == tokenizer.apply_chat_template(
-        messages, tokenize=False, **options
-    )
+    shown = tokenizer.apply_chat_template(messages, tokenize=False, **options)
+    assert tokenizer.decode(codec.prompt_ids("Why?")) == shown
 
 
 def test_replies_continue_the_conversation_as_the_template_does(tokenizer, codec):
@@ -50,13 +49,7 @@ def test_replies_continue_the_conversation_as_the_template_does(tokenizer, codec
 
 
 def test_text_that_attacks_nothing_is_encoded_as_it_is(codec):
-    for text in (
-        "[1] The capital of France is Paris.",
-        "a < b, b > c | d",
-        "Zoë 東京 🙂\n\ttab",
-        "< tool_call >",
-        "",
-    ):
+    for text in ("[1] Paris is its capital.", "a < b, b > c | d", "Zoë 東京 🙂\n\ttab", "< tool_call >", ""):
         assert codec.marks.inert(text)[0] == text and codec.decode(codec.text_ids(text)) == text
 
 
@@ -96,9 +89,8 @@ def test_added_vocabulary_is_no_control_token(tokenizer):
     lose text.
     """
     other = copy.deepcopy(tokenizer)
-    other.add_tokens(
-        [AddedToken(text) for text in ("  ", "▁▁", "▁▁▁", "\n\n", "é", "hello", "<|tool|>", " <pad>")]
-    )
+    added = "  ", "▁▁", "▁▁▁", "\n\n", "é", "hello", "<|tool|>", " <pad>"
+    other.add_tokens([AddedToken(text) for text in added])
     other.add_tokens(["§"], special_tokens=True)
     codec = ChatCodec(other, "", [])
     new = codec.marks.ids - ChatCodec(tokenizer, "", []).marks.ids
@@ -108,6 +100,7 @@ def test_added_vocabulary_is_no_control_token(tokenizer):
 
 # ---- thoughts that the template opens: the templates as TRL ships them, on the small agent's tokenizer
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
+ENDED = "</think>\n\nAnswer: Paris", "\n</think>Paris", "</think>hm<think>Answer: Rome</think>\nAnswer: Paris"
 OPENING = ["qwen3_5_think", "nemotron_3_nano"]
 
 
@@ -134,49 +127,19 @@ def test_what_stands_in_a_thought_that_the_template_opened_is_neither_run_nor_re
     format = ChatCodec(other, "", []).format
     asked = format_call("search", {"query": "capital of France"}, format)
     for thought in (f"I could {asked}, or not.", "Answer: Rome", f"{asked}\nAnswer: Rome\n", "<think>Again"):
-        for after in (
-            "</think>\n\nAnswer: Paris",
-            "\n</think>Paris",
-            "</think>hm<think>Answer: Rome</think>\nAnswer: Paris",
-        ):
+        for after in ENDED:
             found = said(other, corpus, thought + after)
             assert (found.answer.strip().removeprefix("hm\nAnswer: "), found.success) == ("Paris", 1.0)
             assert [turn.results for turn in found.turns] == [()] and found.turns[0].text.startswith(thought)
         unfinished = said(other, corpus, f"{thought} Answer: Paris")
         assert (unfinished.answer, unfinished.success) == (None, 0.0)
         assert [turn.results for turn in unfinished.turns] == [()]
-    later = said(
-        other,
-        corpus,
-        f"I look.\n</think>\n\n{asked}",
-        f"{asked} says Answer: Rome\n</think>\n\nAnswer: Paris",
-    )
+    look = f"I look.\n</think>\n\n{asked}"
+    later = said(other, corpus, look, f"{asked} says Answer: Rome\n</think>\n\nAnswer: Paris")
     assert [len(turn.results) for turn in later.turns] == [1, 0] and later.turns[0].results[0].ok
     assert later.answer == "Paris"
-    later = said(other, corpus, f"I look.\n</think>\n\n{asked}", f"{asked} Answer: Paris")
+    later = said(other, corpus, look, f"{asked} Answer: Paris")
     assert [len(turn.results) for turn in later.turns] == [1, 0] and later.answer is None
-
-
-@pytest.mark.parametrize("name", ["qwen3_training", "qwen3_instruct_2507"])
-def test_where_the_template_opens_no_thought_turns_are_read_as_they_are(tokenizer, corpus, name):
-    other = templated(tokenizer, name)
-    asked = format_call("search", {"query": "capital of France"}, ChatCodec(other, "", []).format)
-    found = said(other, corpus, f"I look. {asked}", "Answer: Paris")
-    assert [len(turn.results) for turn in found.turns] == [1, 0] and found.success == 1.0
-    assert said(other, corpus, "<think>Answer: Rome</think>Answer: Paris").success == 1.0
-
-
-@pytest.mark.parametrize("name", OPENING)
-def test_the_end_of_the_prompt_says_whether_a_thought_is_open(tokenizer, name):
-    codec = ChatCodec(templated(tokenizer, name), "", [])
-    for question in ("Why?", "What does </think> end?", "<think>"):
-        assert opens_thought(codec.tokenizer, codec.prompt_ids(question))
-    codec = ChatCodec(tokenizer, "", [])
-    for question in ("Why?", "Write <think>", "<think>\n"):
-        assert not opens_thought(tokenizer, codec.prompt_ids(question))
-    assert not opens_thought(tokenizer, codec.observation_ids(["<think>"])) and not opens_thought(
-        tokenizer, []
-    )
 
 
 def test_a_script_ends_the_thought_that_its_template_opened(tokenizer, suite, corpus):

@@ -68,9 +68,7 @@ def test_every_specification_gives_what_its_words_say():
     assert {name for name, *_ in BLOCK_LITERALS} == set(blocks) and len(blocks) == len(BLOCKS)
     for name, k, given, expected in BLOCK_LITERALS:
         steps = ((blocks[name], k),)
-        assert (k is None) == (not blocks[name].values) and ("{k}" in blocks[name].words) == bool(
-            blocks[name].values
-        )
+        assert (k is None) == (not blocks[name].values) == ("{k}" not in blocks[name].words)
         assert code.evaluate(steps, given) == code.run(code.source(steps), given) == expected, name
 
 
@@ -81,9 +79,8 @@ def test_prompts_are_short_and_show_one_example_that_no_hidden_test_repeats(draf
         assert len(task.prompt) < 420 and task.tools == ("python",) and task.meta["plan"]
         if task.verifier["kind"] == "code":
             tests = task.verifier["tests"]
-            assert len(tests) >= code.TESTS and all(
-                f"f({args[0]!r}) is " not in task.prompt for args, _ in tests
-            )
+            assert len(tests) >= code.TESTS
+            assert not [args for args, _ in tests if f"f({args[0]!r}) is " in task.prompt]
             assert task.answer not in task.prompt and len({json.dumps(e) for _, e in tests}) > 1
 
 
@@ -92,14 +89,13 @@ def test_hidden_tests_tell_the_solution_from_its_near_misses(drafted):
         if task.verifier["kind"] != "code":
             continue
         tests = task.verifier["tests"]
-        assert all(
-            code.run(task.answer, json.loads(json.dumps(args[0]))) == expected for args, expected in tests
+        inputs, expected = (
+            [json.dumps(args[0]) for args, _ in tests],
+            [json.dumps(value) for _, value in tests],
         )
+        assert [code._result(task.answer, given) for given in inputs] == expected
         for wrong in task.meta["near_misses"]:
-            assert wrong != task.answer
-            assert any(
-                code._result(wrong, json.dumps(args[0])) != json.dumps(expected) for args, expected in tests
-            ), task.prompt
+            assert [code._result(wrong, given) for given in inputs] != expected, task.prompt
 
 
 # ---- through the real tool
@@ -117,13 +113,7 @@ def test_the_expert_solves_every_task_through_the_real_tool(codes, corpus):
 
 def test_mistakes_earn_nothing(codes):
     for task in list(codes)[::6]:
-        wrong = [
-            "",
-            "def f(x): return None",
-            "I could not find this.",
-            task.prompt,
-            f"{task.answer}\nraise SystemExit(0)",
-        ]
+        wrong = ["", "def f(x): return None", "I could not find this.", f"{task.answer}\nraise SystemExit(0)"]
         if task.verifier["kind"] == "code":
             wrong += task.meta["near_misses"]
         for answer in wrong:

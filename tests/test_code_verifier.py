@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from agentkit import Task
+from agentkit.sandbox import Result
 from agentkit.sandbox.run import CORES
-from agentkit.verifiers import answer_of, check
+from agentkit.verifiers import answer_of, check, programs
 from agentkit.verifiers.programs import extract_code
 
 GOLD = "def f(x):\n    return x + 1"
@@ -49,9 +50,8 @@ def test_programs_with_standard_input():
 
 
 def test_methods_keywords_and_setup():
-    program = (
-        "class Solution:\n    def add(self, x: List[int], y: int = 0) -> int:\n        return sum(x) + y"
-    )
+    method = "def add(self, x: List[int], y: int = 0) -> int:\n        return sum(x) + y"
+    program = f"class Solution:\n    {method}"
     options = {"entry": "Solution().add", "setup": "from typing import *", "timeout_s": 10}
     assert value(program, tests=[{"args": [[1]], "kwargs": {"y": 2}, "expected": 3}], **options) == 1
 
@@ -79,10 +79,10 @@ GIVES = [
 
 
 def test_numbers_are_compared_relative_to_what_is_expected():
-    judged = [
-        value(f"def f(x): return {g}", tests=[[[1], expected]], timeout_s=10) for g, expected, _ in GIVES
-    ]
-    assert [(row, given) for row, given in zip(GIVES, judged, strict=True) if given != row[2]] == []
+    def judged(gives, expected):
+        return value(f"def f(x): return {gives}", tests=[[[1], expected]], timeout_s=10)
+
+    assert [row for row in GIVES if judged(*row[:2]) != row[2]] == []
 
 
 # ---- fences
@@ -257,12 +257,8 @@ def test_useless_tests_are_unscored():
 
 
 def test_no_sandbox_is_unscored(monkeypatch):
-    from agentkit.sandbox import Result
-    from agentkit.verifiers import programs
-
-    monkeypatch.setattr(
-        programs, "run_python", lambda *_, **__: Result("refused", "", "no sandbox here", 0.0)
-    )
+    refused = Result("refused", "", "no sandbox here", 0.0)
+    monkeypatch.setattr(programs, "run_python", lambda *_, **__: refused)
     score = check("code", GOLD, GOLD, tests=CASES, entry="f")
     assert score.value is None and "no sandbox here" in score.why
 

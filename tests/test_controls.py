@@ -6,20 +6,10 @@ from pathlib import Path
 import pytest
 from labs import lab_with
 
-from agentkit.lab import Lab
+from agentkit import Lab, Recipe, Task
 from agentkit.policies.loading import agent_of
-from agentkit.recipe import Recipe
-from agentkit.records import Task
-from agentkit.runs import (
-    SPLITS,
-    Run,
-    RunError,
-    append_jsonl,
-    read_trajectories,
-    write_jsonl,
-    write_tasks,
-    write_trajectories,
-)
+from agentkit.runs import SPLITS, Run, RunError, append_jsonl, write_jsonl, write_tasks
+from agentkit.runs.trajectory_files import read_trajectories, write_trajectories
 from agentkit.training import controls, jobs
 from agentkit.training.controls import fresh_demonstrations, grpo_tokens, train_control
 from agentkit.training.sft import demonstrations, token_count
@@ -68,19 +58,16 @@ def test_sft_with_more_data_imitates_every_task(finished, suite):
     lab = lab_with(RECIPE | {"sft_transcripts": 2})
     trained, _, figures = train_control("sft_more", lab, finished, suite.split("train")[:10])
     assert figures["trajectories"] == 20
-    assert finished.file("sft_more", "adapter_model.safetensors").exists() and not hasattr(
-        trained, "peft_config"
-    )
+    assert finished.file("sft_more", "adapter_model.safetensors").exists()
+    assert not hasattr(trained, "peft_config"), "merged"
 
 
 def test_rejection_sampling_imitates_the_agents_own_right_answers(finished):
     """Every answer is right here, for what the agent says must not decide the test."""
     tasks = [Task(word, f"Say {word}.", r"(?s).*", {"kind": "regex"}) for word in ("a", "b", "c", "d")]
     _, _, figures = train_control("rft", lab_with(RECIPE), finished, tasks)
-    assert (
-        figures["tokens"] >= figures["grpo_tokens"]
-        and finished.file("rft", "adapter_model.safetensors").exists()
-    )
+    assert figures["tokens"] >= figures["grpo_tokens"]
+    assert finished.file("rft", "adapter_model.safetensors").exists()
 
 
 def test_rejection_sampling_samples_as_much_as_grpo_however_few_tasks_are_held(finished, monkeypatch):

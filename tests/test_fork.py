@@ -45,9 +45,8 @@ def test_without_an_edit_greedy_sampling_gives_the_original_from_every_turn(lab,
             (again,) = lab.fork(task, original, turn, policy, n=1, temperature=0.0)
             assert again.completion_ids == original.completion_ids
             assert again.action_mask == original.action_mask
-            assert (again.answer, again.success, again.reward) == (
-                original.answer, original.success, original.reward
-            )  # fmt: skip
+            for name in ("answer", "success", "reward"):
+                assert getattr(again, name) == getattr(original, name)
             kept = original.turns[turn].span[1]
             assert again.old_logprobs[:kept] == original.old_logprobs[:kept]
     assert forks > 10
@@ -72,9 +71,8 @@ def test_another_text_is_no_action_of_the_policy(lab, policy, rolled):
     start, end = answered.turns[1].span
     assert not any(answered.action_mask[start:end]), "nobody sampled it"
     assert answered.completion_ids[:start] == original.completion_ids[:start]
-    edited = lab.fork(task, original, 0, policy, text=original.turns[0].text.partition("<|im_end|>")[0], n=1)[
-        0
-    ]
+    text = original.turns[0].text.partition("<|im_end|>")[0]
+    (edited,) = lab.fork(task, original, 0, policy, text=text, n=1)
     (again,) = lab.fork(task, edited, 0, policy, n=1)
     start, end = again.turns[0].span
     assert not any(again.action_mask[start:end]), "nor where it is continued once more"
@@ -91,8 +89,7 @@ def test_continuations_are_drawn_anew(lab, policy, rolled):
 
 
 def test_without_a_task_nothing_is_judged(policy, rolled):
-    _, original = next((t, o) for t, o in rolled if not any(r.observation.startswith("Error") for turn in o.turns
-                                                            for r in turn.results))  # fmt: skip
+    _, original = next((t, o) for t, o in rolled if all(r.ok for turn in o.turns for r in turn.results))
     (made,) = agentkit.fork(original, 0, policy, n=1, temperature=0.0)
     assert made.success is None and "no task" in made.why
 
@@ -174,24 +171,19 @@ def test_a_reader_changes_a_turn_in_the_live_viewer(lab, policy, rolled):
     alone = view.live()
     assert not hasattr(alone, "children"), "no control without a fork"
     panel, button = view.live(fork=partial(lab.fork, policy=policy, n=2)), []
-    panel.button.observe(
-        lambda _: button.append((panel.button.description, panel.button.disabled)), "disabled"
-    )
+    seen = lambda _: button.append((panel.button.description, panel.button.disabled))  # noqa: E731
+    panel.button.observe(seen, "disabled")
     assert panel.words.value == original.turns[0].results[0].observation
     panel.words.value = "<b>Lisbon</b>: 545,796"
     panel.button.click()
     assert button == [("Sampling …", True), ("Continue from here", False)]
-    assert re.search(
-        r"Success is \d+% as it was and \d+% in 2 continuations after the edit: [+-]\d+ points",
-        panel.said.value,
-    )
+    says = r"Success is \d+% as it was and \d+% in 2 continuations after the edit: [+-]\d+ points"
+    assert re.search(says, panel.said.value)
     before, after = shown_in(panel)
     assert len(before["samples"]) == 1 and len(after["samples"]) == 2
     assert all(t["turns"][0]["results"][0][0] == "<b>Lisbon</b>: 545,796" for t in after["samples"])
 
-    panel.place.index = next(
-        i for i, label in enumerate(panel.place._options_labels) if label.endswith("wrote")
-    )
+    panel.place.index = [label.endswith("wrote") for label in panel.place._options_labels].index(True)
     assert panel.words.value == original.turns[0].text and "<|im_end|>" in panel.words.value
     panel.words.value = f"Answer: {task.answer}<|im_end|>"
     panel.button.click()

@@ -9,10 +9,9 @@ import torch
 from safetensors.torch import load_file
 from survive import make_trainer, tiny_agent
 
+from agentkit import Lab, Recipe
 from agentkit.evaluation import summarize
-from agentkit.lab import Lab
 from agentkit.policies.loading import load_agent
-from agentkit.recipe import Recipe
 from agentkit.records import RecipeError, RunError
 from agentkit.runs import Run, read_jsonl
 from agentkit.training import loop, prefix, sft

@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from engines import FAULTS, adapter_on, move, plant_in_batch, planted_in_sync  # fmt: skip
+from engines import FAULTS, adapter_on, move, plant_in_batch, planted_in_sync
 from peft import PeftModel
 from survive import make_trainer, tiny_agent
 
@@ -18,8 +18,7 @@ from agentkit.policies.engine_weights import folded
 from agentkit.policies.loading import agent_of, load_agent, make_policy
 from agentkit.policies.precision import surviving_share
 from agentkit.recipe import Recipe
-from agentkit.records import TrainingError
-from agentkit.rollouts.policy import EngineError
+from agentkit.records import EngineError, TrainingError
 from agentkit.runs import Run, read_jsonl
 from agentkit.training.adapters import save_adapter
 
@@ -160,9 +159,6 @@ def test_a_healthy_training_in_half_precision_is_not_stopped(tmp_path):
     assert rows[-1]["step"] == 10 and shares and all(0.5 < share < 1.5 for share in shares)
 
 
-# ---- the widths of a real model
-
-
 # ---- vLLM: what an engine with weights of its own gets wrong; last: trainers must not meet its process group
 @pytest.fixture(scope="module")
 def served():
@@ -187,9 +183,7 @@ def test_an_engine_in_half_precision_is_handed_the_adapter_and_no_healthy_one_is
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_an_engine_gets_wrong_is_caught(served, fault):
     policy, model = served
-    with (
-        planted_in_sync(policy, model, fault),
-        pytest.raises(EngineError, match="engine (shows|and trainer differ)"),
-    ):
+    stops = pytest.raises(EngineError, match="engine (shows|and trainer differ)")
+    with planted_in_sync(policy, model, fault), stops:
         guard.sync(policy, model, 1.0)
     assert guard.sync(policy, model, 1.0).share == pytest.approx(1.0, abs=0.3)

@@ -8,17 +8,15 @@ import torch
 from labs import lab_with
 from survive import make_trainer
 
-from agentkit.lab import Lab
+from agentkit import Family, Lab, verify
 from agentkit.policies.loading import load_agent
 from agentkit.records import Step, StopReason, Task, Trajectory
 from agentkit.runs import Run, read_jsonl
 from agentkit.tasks import relabel as module
-from agentkit.tasks.family import Family
 from agentkit.tasks.relabel import relabel_code
 from agentkit.training import loop
 from agentkit.training.hindsight import demonstrate, hindsight, lessons
 from agentkit.training.sft import right_ones
-from agentkit.verifiers import verify
 
 DOUBLE = "def f(x): return x * 2"
 TESTS = [[[n], n * 2] for n in (3, 5, 8)]
@@ -35,14 +33,8 @@ def _patient(monkeypatch):
 
 
 def answered(answer, task="c", sample=0, success=0.0) -> Trajectory:
-    tokens = {
-        "prompt_ids": (1,),
-        "completion_ids": (sample, 2),
-        "action_mask": (1, 1),
-        "old_logprobs": (0.0, 0.0),
-    }
-    how = {"turns": (), "stop_reason": StopReason.ANSWER, "answer": answer, "success": success}
-    return Trajectory(task, "p", sample, 0, **tokens, **how)
+    tokens = (1,), (sample, 2), (1, 1), (0.0, 0.0)
+    return Trajectory(task, "p", sample, 0, *tokens, (), StopReason.ANSWER, answer, success)
 
 
 # ---- relabelling code

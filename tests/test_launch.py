@@ -64,9 +64,8 @@ def test_what_a_cell_defines_is_told_to_move_into_the_lab_file(tmp_path):
     shell = InteractiveShell()
     assert shell.run_cell("def brevity(task, trajectory):\n    return 0.0").success
     lab = lab_with({"processes": 2}, reward={"brevity": (shell.user_ns["brevity"], 1.0)})
-    with pytest.raises(
-        RecipeError, match="brevity.* would be missing in the training processes.*put it there"
-    ):
+    says = "brevity.* would be missing in the training processes.*put it there"
+    with pytest.raises(RecipeError, match=says):
         Work(lab, Run.create(tmp_path / "run")).train()
 
 
@@ -114,14 +113,11 @@ def test_processes_that_trained_unlike_adapters_refuse_to_have_trained(folder, m
     run, lab = prepared(folder, "unlike", steps=1, val_every=9)
     (folder / "unlike.py").write_text(UNLIKE)
     monkeypatch.syspath_prepend(folder)
-    with pytest.raises(
-        RunError, match="RunError: the processes have trained different adapters.*Train in one process"
-    ):
+    says = "RunError: the processes have trained different adapters.*Train in one process"
+    with pytest.raises(RunError, match=says):
         Work(lab, run).do("unlike:train")
-    assert not _workers(run) and [row["step"] for row in read_jsonl(run.file("train", "metrics.jsonl"))]
-    assert not run.file("train", "finished.json").exists(), (
-        "which would say that there is something to measure"
-    )
+    assert not _workers(run) and steps_of(run)
+    assert not run.file("train", "finished.json").exists(), "for there is nothing to measure"
 
 
 WAIT = """
@@ -164,6 +160,10 @@ def folder(tmp_path_factory):
     return folder
 
 
+def steps_of(run: Run) -> list[int]:
+    return [row["step"] for row in read_jsonl(run.file("train", "metrics.jsonl"))]
+
+
 def prepared(folder: Path, name: str, **changes) -> tuple[Run, Lab]:
     run = Run.create(folder / name)
     write_tasks(run.file("tasks.jsonl"), [*tasks(), *tasks(2, "validation"), *tasks(2, "test")])
@@ -183,16 +183,15 @@ def test_two_processes_train_one_adapter_on_whole_groups(folder):
     result = work.train(rows.append)
     assert result["steps"] == 3 and rows[-1]["step"] == 3, "a cell hears of the newest row"
     rows = read_jsonl(run.file("train", "metrics.jsonl"))
-    assert [row["step"] for row in read_jsonl(run.file("train", "metrics.jsonl"))] == [0, 1, 2, 3]
+    assert steps_of(run) == [0, 1, 2, 3]
     for step in (1, 2, 3):
         found = [t.task_id for t in run.trajectories(step)]
         assert len(found) == 8 and found == [found[0]] * 4 + [found[4]] * 4
     one, lab = prepared(folder, "one", processes=1, micro_batch=4)
     GRPO(lab, *tiny_agent(), tasks(), tasks(2, "validation"), one).train()
     alone = read_jsonl(one.file("train", "metrics.jsonl"))
-    assert rows[1]["reward"] == pytest.approx(alone[1]["reward"]) and rows[2]["kl"] == pytest.approx(
-        alone[2]["kl"], rel=1e-2
-    )
+    assert rows[1]["reward"] == pytest.approx(alone[1]["reward"])
+    assert rows[2]["kl"] == pytest.approx(alone[2]["kl"], rel=1e-2)
     norms = [[row["grad_norm"] for row in found[1:]] for found in (rows, alone)]
     assert norms[0] == pytest.approx(norms[1], rel=1e-2), "two processes take the steps that one would"
     assert math.isfinite(rows[-1]["loss"]) and run.file("adapter", "adapter_model.safetensors").exists()
@@ -245,16 +244,14 @@ def test_a_killed_process_is_named_nobody_is_left_and_the_run_goes_on(folder):
 
         return at_step
 
-    with pytest.raises(
-        RunError, match=r"process \d was ended by SIGKILL.*checkpoint-\d is kept, run this again"
-    ):
+    says = r"process \d was ended by SIGKILL.*checkpoint-\d is kept, run this again"
+    with pytest.raises(RunError, match=says):
         Work(lab, run).train(kill("agentkit.training.worker", 2))
     assert not _workers(run)
     with pytest.raises(RunError, match=r"torchrun, which watches the processes, was ended by SIGKILL"):
         Work(lab, run).train(kill("torch.distributed.run", 3))
     assert not _workers(run)
-    assert Work(lab, run).train()["steps"] == 4
-    assert [row["step"] for row in read_jsonl(run.file("train", "metrics.jsonl"))] == [0, 1, 2, 3, 4]
+    assert Work(lab, run).train()["steps"] == 4 and steps_of(run) == [0, 1, 2, 3, 4]
     assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "77777"]]
     assert not list(run.path.glob(".job*")), "a launch's file goes with it"
 
@@ -288,8 +285,7 @@ def test_two_interrupted_processes_leave_a_checkpoint_and_go_on_as_if_they_had_n
     assert not _workers(run) and threading.active_count() <= threads + 2
     rows = []
     assert Work(lab, run).train(rows.append)["steps"] == 6
-    steps = [row["step"] for row in read_jsonl(run.file("train", "metrics.jsonl"))]
-    assert rows[-1]["step"] == 6 and steps == [*range(7)]
+    assert rows[-1]["step"] == 6 and steps_of(run) == [*range(7)]
     whole, same = prepared(folder, "whole", steps=6, save_every=0, val_every=6)
     Work(same, whole).train()
     assert _untimed(run) == _untimed(whole)
@@ -305,12 +301,7 @@ def _untimed(run: Run) -> list[dict]:
 def test_two_processes_with_vllm_each_train_the_smoke_recipe_and_go_on_after_a_kill(stand_in, tmp_path):
     """On a tiny model of its architecture, by gloo; each process has an engine of its own."""
     pytest.importorskip("vllm")
-    changes = {"model": str(stand_in), "engine": "vllm", "max_turns": 2, "max_turn_tokens": 16}
-    lab, run = (
-        Lab.open(Recipe.load("params/smoke.yaml", processes=2, **changes)),
-        Run.create(tmp_path / "run"),
-    )
-    lab.suite().save(run.file("tasks.jsonl"))
+    lab, run = smoke(stand_in, tmp_path, processes=2)
 
     def kill(row):
         if row["step"] >= 2:  # the first checkpoint is there
@@ -320,7 +311,7 @@ def test_two_processes_with_vllm_each_train_the_smoke_recipe_and_go_on_after_a_k
         Work(lab, run).train(kill)
     assert not _workers(run) and Work(lab, run).train()["steps"] == 3
     rows = read_jsonl(run.file("train", "metrics.jsonl"))
-    assert [row["step"] for row in rows] == [0, 1, 2, 3] and all(row["sync_gap"] < 1e-3 for row in rows[1:])
+    assert steps_of(run) == [0, 1, 2, 3] and all(row["sync_gap"] < 1e-3 for row in rows[1:])
     assert run.file("adapter", "adapter_model.safetensors").exists()
 
 
@@ -328,15 +319,18 @@ def test_two_processes_with_vllm_each_train_the_smoke_recipe_and_go_on_after_a_k
 def test_preflight_and_training_open_no_engine_in_the_notebooks_own_process(stand_in, tmp_path, monkeypatch):
     """On one device, and so never two of them after each other in one process."""
     pytest.importorskip("vllm")
-    monkeypatch.setattr(
-        VllmPolicy, "__init__", lambda *given, **named: pytest.fail("an engine was opened here")
-    )
-    changes = {"model": str(stand_in), "engine": "vllm", "max_turns": 2, "max_turn_tokens": 16, "steps": 1}
-    lab, run = Lab.open(Recipe.load("params/smoke.yaml", **changes)), Run.create(tmp_path / "run")
-    lab.suite().save(run.file("tasks.jsonl"))
-    work = Work(lab, run)
+    opened = lambda *given, **named: pytest.fail("an engine was opened here")  # noqa: E731
+    monkeypatch.setattr(VllmPolicy, "__init__", opened)
+    work = Work(*smoke(stand_in, tmp_path, steps=1))
     shown, report = first_look(work)
     assert shown and report is not None and work.train()["steps"] == 1 and work.measure("grpo")
+
+
+def smoke(model: Path, folder: Path, **changes) -> tuple[Lab, Run]:
+    keys = {"model": str(model), "engine": "vllm", "max_turns": 2, "max_turn_tokens": 16} | changes
+    lab, run = Lab.open(Recipe.load("params/smoke.yaml", **keys)), Run.create(folder / "run")
+    lab.suite().save(run.file("tasks.jsonl"))
+    return lab, run
 
 
 KERNEL = """

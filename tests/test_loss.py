@@ -42,9 +42,8 @@ def moved(batch: Batch) -> torch.Tensor:
 def trl_loss(loss: Loss, batch: Batch, logprobs: torch.Tensor, parts: int) -> tuple[float, dict[str, float]]:
     """TRL's loss of the batch, in so many equal micro-batches of one optimiser step, and its clip fractions."""
     trainer = object.__new__(GRPOTrainer)  # no model: log-probabilities are given
-    accelerator = SimpleNamespace(
-        num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x, device="cpu"
-    )
+    alone = {"num_processes": 1, "gather": lambda x: x, "reduce": lambda x, reduction: x, "device": "cpu"}
+    accelerator = SimpleNamespace(**alone)
     args = SimpleNamespace(use_bias_correction_kl=False, delta=None, steps_per_generation=parts)
     vars(trainer).update(
         args=args, accelerator=accelerator, model=SimpleNamespace(training=True), loss_type=loss.kind,

@@ -13,10 +13,9 @@ from survive import make_trainer, tiny_agent
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils._python_dispatch import _disable_current_modes
 
-from agentkit import nano
+from agentkit import Recipe, nano
 from agentkit.cli import main
 from agentkit.policies.transformers import TransformersPolicy
-from agentkit.recipe import Recipe
 from agentkit.records import RecipeError, Trajectory
 from agentkit.training import memory, prefix, sft
 from agentkit.training.loss import Batch

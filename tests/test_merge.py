@@ -10,10 +10,9 @@ from safetensors.torch import load_file, save_file
 from survive import make_trainer, tiny_agent
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from agentkit import Lab, Recipe
 from agentkit.cli import main
-from agentkit.lab import Lab
 from agentkit.policies.loading import load_tokenizer
-from agentkit.recipe import Recipe
 from agentkit.runs import Run, RunError
 from agentkit.training.adapters import save_adapter
 from agentkit.training.launch import Work
@@ -56,14 +55,11 @@ def test_merged_and_adapter_agree_and_the_data_type_is_kept(trained):
     base = AutoModelForCausalLM.from_pretrained(run.manifest["recipe"]["model"], dtype=torch.float32)
     rows = [([5, 6, 7, 8], [0, 0, 1, 1])]
     expected = logprobs(PeftModel.from_pretrained(base, str(run.file("adapter"))).eval(), rows)
-    assert torch.allclose(
-        logprobs(merged.float().eval(), rows), expected, atol=1e-5 if dtype == "float32" else 0.1
-    )
-    tokenizer = AutoTokenizer.from_pretrained(run.file("merged"))
-    assert (
-        tokenizer.chat_template
-        == AutoTokenizer.from_pretrained(run.manifest["recipe"]["model"]).chat_template
-    )
+    error = 1e-5 if dtype == "float32" else 0.1
+    assert torch.allclose(logprobs(merged.float().eval(), rows), expected, atol=error)
+    folders = run.file("merged"), run.manifest["recipe"]["model"]
+    merged, base = (AutoTokenizer.from_pretrained(folder).chat_template for folder in folders)
+    assert merged == base
     assert run.file("merged", "model.safetensors").stat().st_mode & 0o777 == 0o600
 
 
@@ -105,23 +101,17 @@ def test_a_merge_that_changes_the_policy_is_refused_and_leaves_the_last_one(trai
     run, _ = trained
     merge(run)
     kept = run.file("merged", "model.safetensors").read_bytes()
-    before = {p.name: p.read_bytes() for p in run.file("adapter").iterdir()}
-    large = load_file(run.file("adapter", "adapter_model.safetensors"))
-    save_file(
-        {k: v * (1e6 if "lora_B" in k else 1) for k, v in large.items()},
-        run.file("adapter", "adapter_model.safetensors"),
-    )
+    adapter = run.file("adapter", "adapter_model.safetensors")
+    before = adapter.read_bytes()
+    save_file({k: v * (1e6 if "lora_B" in k else 1) for k, v in load_file(adapter).items()}, adapter)
+    says = r"is not kept: .* survives in float16.* --dtype float32, or .* --unmerged"
     try:
-        with pytest.raises(
-            RunError, match=r"is not kept: .* survives in float16.* --dtype float32, or .* --unmerged"
-        ):
+        with pytest.raises(RunError, match=says):
             merge(run, "float16")
     finally:
-        for name, data in before.items():
-            run.file("adapter", name).write_bytes(data)
-    assert (
-        run.file("merged", "model.safetensors").read_bytes() == kept and not run.file(".merged.new").exists()
-    )
+        adapter.write_bytes(before)
+    assert run.file("merged", "model.safetensors").read_bytes() == kept
+    assert not run.file(".merged.new").exists()
 
 
 def test_an_adapter_that_rounding_would_lose_is_refused_or_exported_beside_its_model(trained, capsys):
@@ -132,9 +122,8 @@ def test_an_adapter_that_rounding_would_lose_is_refused_or_exported_beside_its_m
     small = {k: v.sign() * 2e-4 if "lora_B" in k else v for k, v in load_file(path).items()}
     save_file(small, path)
     try:
-        with pytest.raises(
-            RunError, match=r"is not kept: \d+% of what the adapter does .* survives in bfloat16"
-        ):
+        lost = r"is not kept: \d+% of what the adapter does .* survives in bfloat16"
+        with pytest.raises(RunError, match=lost):
             merge(run, "bfloat16")
         assert main(["merge", str(run.path), "--dtype", "bfloat16", "--unmerged", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["surviving"] > 0.999
@@ -153,30 +142,24 @@ def test_without_an_adapter_or_trajectories_it_says_which_notebook_is_missing(tm
         merge(run)
 
 
-DAMAGES = {
-    "torn": lambda path: path.write_bytes(path.read_bytes()[:500]),
-    "text": lambda path: path.write_text("{"),
-}
+def no_numbers(path):
+    save_file({name: weight * float("nan") for name, weight in load_file(path).items()}, path)
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"), [("adapter_config.json", "text"), ("adapter_model.safetensors", "torn")]
-)
-def test_a_damaged_adapter_is_one_sentence(trained, tmp_path, capsys, name, damage):
+DAMAGES = [
+    ("adapter_config.json", lambda path: path.write_text("{"), ""),
+    ("adapter_model.safetensors", lambda path: path.write_bytes(path.read_bytes()[:500]), ""),
+    ("adapter_model.safetensors", no_numbers, "ValueError: it holds weights that are no numbers)"),
+]
+
+
+@pytest.mark.parametrize(("name", "damage", "says"), DAMAGES)
+def test_a_damaged_adapter_is_one_sentence(trained, tmp_path, capsys, name, damage, says):
     run = Run(shutil.copytree(trained[0].path, tmp_path / "run"))
-    DAMAGES[damage](run.file("adapter", name))
+    damage(run.file("adapter", name))
     assert main(["merge", str(run.path)]) == 2
     told = capsys.readouterr().err.splitlines()[-1]
-    assert told.startswith(f"agentkit: the adapter in {run.file('adapter')} cannot be used (")
-
-
-def test_an_adapter_that_holds_no_number_is_told(trained, tmp_path, capsys):
-    run = Run(shutil.copytree(trained[0].path, tmp_path / "run"))
-    file = run.file("adapter", "adapter_model.safetensors")
-    weights = load_file(file)
-    save_file({name: weight * float("nan") for name, weight in weights.items()}, file)
-    assert main(["merge", str(run.path)]) == 2
-    assert "cannot be used (ValueError: it holds weights that are no numbers)" in capsys.readouterr().err
+    assert told.startswith(f"agentkit: the adapter in {run.file('adapter')} cannot be used ({says}")
 
 
 def test_a_tokenizer_beside_mistrals_own_file_keeps_its_chat_template(tmp_path):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 
 import pytest
-from conformance import EnvironmentConformance
+from conformance import ROW, EnvironmentConformance
 from says import Says
 
 from agentkit import StopReason, Task, ToolCall, rollout
@@ -14,7 +15,14 @@ from agentkit.records import DataError
 from agentkit.rollouts import Limits
 from agentkit.rollouts.call_formats import format_call
 from agentkit.tools.corpus import Corpus
-from agentkit.tools.environments import CorpusEnvironment, WorkbenchEnvironment
+from agentkit.tools.environments import (
+    CalculatorEnvironment,
+    CorpusEnvironment,
+    PassagesEnvironment,
+    WorkbenchEnvironment,
+)
+from agentkit.tools.runtime import run_call, tools_of
+from agentkit.tools.search import MAX_PASSAGES
 
 
 class CounterEnvironment:
@@ -56,10 +64,9 @@ class CounterEnvironment:
 SEARCH = ToolCall("search", {"query": "capital of France"})
 SUM = ToolCall("calculator", {"expression": "6 * 7"})
 PROGRAM = ToolCall("python", {"code": "print(6 * 7)"})
-WRITE, READ = (
-    ToolCall("write_file", {"path": "a.txt", "content": "x"}),
-    ToolCall("read_file", {"path": "a.txt"}),
-)
+WRITE = ToolCall("write_file", {"path": "a.txt", "content": "x"})
+READ = ToolCall("read_file", {"path": "a.txt"})
+COUNT = [("increment", {"step": 2}), ("peek", {}), ("increment", {"step": 1})]
 
 
 class TestCorpusEnvironment(EnvironmentConformance):
@@ -72,10 +79,7 @@ class TestWorkbenchEnvironment(EnvironmentConformance):
 
 
 class TestForeignEnvironment(EnvironmentConformance):
-    factory, calls = (
-        CounterEnvironment,
-        [ToolCall("increment", {"step": 2}), ToolCall("peek", {}), ToolCall("increment", {"step": 1})],
-    )
+    factory, calls = CounterEnvironment, [ToolCall(*call) for call in COUNT]
 
 
 # ---- an environment from elsewhere, in our rollouts
@@ -89,26 +93,16 @@ def test_an_environment_from_elsewhere_runs_unchanged(tokenizer):
         made.append(CounterEnvironment())
         return made[-1]
 
-    calls = [("increment", {"step": 2}), ("peek", {}), ("increment", {"step": 1})]
-    policy = Says(tokenizer, *(format_call(*call) for call in calls), "Answer: 3")
-    found = rollout(
-        [TASK],
-        policy,
-        environment=factory,
-        group_size=2,
-        limits=Limits(max_tokens=4_000, max_turn_tokens=500),
-    )
-    for t in found:
+    policy = Says(tokenizer, *(format_call(*call) for call in COUNT), "Answer: 3")
+    limits = Limits(max_tokens=4_000, max_turn_tokens=500)
+    for t in rollout([TASK], policy, environment=factory, group_size=2, limits=limits):
         assert [r.observation for turn in t.turns for r in turn.results] == ["2", "It stands at 2.", "3"]
         assert (t.stop_reason, t.answer, t.success) == (StopReason.ANSWER, "3", 1.0)
         assert t.components == {"CounterEnvironment": 1.0}
     assert "Count to 3. The counter stands at 0." in policy.asked[0] and '"increment"' in policy.asked[0]
     row = made[-1].row
-    assert (
-        row["prompt"] == [{"role": "user", "content": "Count to 3."}]
-        and row["level"] == 7
-        and row["answer"] == "3"
-    )
+    assert row["prompt"] == [{"role": "user", "content": "Count to 3."}]
+    assert (row["level"], row["answer"]) == (7, "3")
 
 
 def test_a_reward_that_fails_is_not_scored_and_none_does_not_apply_as_in_trl(tokenizer):
@@ -179,16 +173,77 @@ def test_an_environment_runs_in_stock_trl(suite, tmp_path):
     )  # fmt: skip
     tasks = random.Random(1).sample(list(suite), 2)
     rows = [{"prompt": [{"role": "user", "content": task.prompt}], "answer": task.answer} for task in tasks]
-    trainer = GRPOTrainer(
-        model=model,
-        args=config,
-        reward_funcs=lambda completions, **_: [float(len(c)) for c in completions],
-        train_dataset=Dataset.from_list(rows),
-        processing_class=tokenizer,
-        environment_factory=factory,
-    )
+    lengths = lambda completions, **_: [float(len(c)) for c in completions]  # noqa: E731
+    own = {"processing_class": tokenizer, "environment_factory": factory}
+    trainer = GRPOTrainer(model, lengths, config, Dataset.from_list(rows), **own)
     trainer.model.train()
     output = trainer._generate_and_score_completions([row for row in rows for _ in range(4)])
     assert output["completion_ids"].shape[0] == 8 and output["advantages"].shape == (8,)
     assert [one.resets for one in made[:8]] == [1] * 8
     assert sum(one.ran for one in made[:8]) > 0 and output["tool_mask"].min() == 0, "no tool's reply"
+
+
+# ---- the environments of public data sets: search over what a task brings, and a calculator alone
+PASSAGES = [
+    {"title": "Lake Vättern", "text": "Vättern is the second largest lake\nof Sweden."},
+    "Jönköping: a city at the southern end of Vättern.",
+    {"title": "", "text": "Its mayor is Ann <b>Berg</b> & Co."},
+    {"title": None, "text": "Malmö lies far away."},
+]
+
+
+class TestPassagesEnvironment(EnvironmentConformance):
+    factory, row = PassagesEnvironment, ROW | {"passages": PASSAGES}
+    calls = [ToolCall("search", {"query": "city at Vättern"}), ToolCall("search", {"query": "mayor"})]
+
+
+def search(environment, query):
+    return asyncio.run(run_call(ToolCall("search", {"query": query}), environment))
+
+
+def test_the_best_passages_are_found_with_their_titles():
+    environment = PassagesEnvironment(top_k=2)
+    environment.reset(passages=PASSAGES, question="ignored")
+    lake = "[1] Lake Vättern: Vättern is the second largest lake of Sweden."
+    assert search(environment, "second largest lake").observation == lake
+    assert search(environment, "VATTERN").observation.count("\n") == 1  # two of the two, accents aside
+    assert search(environment, "mayor").observation == "[1] Its mayor is Ann <b>Berg</b> & Co."
+    assert search(environment, "xyzzy").observation == "No passage matches. Try other words."
+    refused = search(environment, " ")
+    assert (refused.ok, refused.observation) == (False, "Error: the query is empty; say what to look for.")
+
+
+def test_a_row_without_usable_passages_is_a_sentence():
+    for passages, says in (
+        ({"title": ["a"], "text": ["b"]}, r"\(here dict\) must be a list of at most 1000 texts"),
+        (["fine", 5], "passage 2 is '5'"),
+        ([{"title": "only"}], "passage 1 is"),
+        ([{"title": 5, "text": "t"}], "passage 1 is"),
+        (["x"] * (MAX_PASSAGES + 1), "at most 1000"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            PassagesEnvironment().reset(passages=passages)
+
+
+def test_hostile_passages_are_text():
+    for text in ("a\ud800b fish", "a\0fish fish", "fish " * 50_000, '"fish" NEAR(', "\u202efish"):
+        environment = PassagesEnvironment()
+        environment.reset(passages=[text, {"title": text, "text": text}, "", " \n"])
+        found = search(environment, "fish")
+        assert found.ok and found.observation.startswith("[1] ")
+        found.observation.encode()
+
+
+def test_a_policy_meets_them_in_a_rollout(tokenizer):
+    limits = Limits(max_tokens=4_000, max_turn_tokens=500)
+    task = Task("t", "Who is the mayor?", "Ann Berg", meta={"passages": PASSAGES})
+    policy = Says(tokenizer, format_call("search", {"query": "mayor"}), "Answer: Ann Berg")
+    (found,) = rollout([task], policy, environment=PassagesEnvironment, limits=limits)
+    assert found.turns[0].results[0].observation.startswith("[1] Its mayor is") and found.success == 1.0
+    assert "Look up every fact with search" in policy.asked[0] and "calculator" not in policy.asked[0]
+    sums = Says(tokenizer, format_call("calculator", {"expression": "48 + 24"}), "Answer: 72")
+    task = Task("t", "48 + 24?", "72", "numeric")
+    (found,) = rollout([task], sums, environment=CalculatorEnvironment, limits=limits)
+    assert found.turns[0].results[0].observation == "72" and found.success == 1.0
+    assert list(tools_of(CalculatorEnvironment())) == ["calculator"]
+    assert '"search"' not in json.dumps(sums.asked)

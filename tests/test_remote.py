@@ -18,8 +18,7 @@ from engines import free_port
 from says import Says
 from survive import SMALL
 
-from agentkit import Suite, Task, ToolCall, rollout
-from agentkit.lab import Lab
+from agentkit import Lab, Suite, Task, ToolCall, rollout
 from agentkit.recipe import Recipe, RecipeError
 from agentkit.records import ServerAway, StopReason, TrainingError
 from agentkit.rollouts.call_formats import format_call
@@ -86,16 +85,13 @@ def test_tools_of_an_mcp_server_are_tools_and_its_process_is_shared_and_started_
         one, other = make(), make()
     assert list(tools_of(one)) == ["count", "die", "hostile", "price", "search", "slow"]
     assert not hasattr(one, "get_reward"), "no server pays its own rewards"
-    schema = {each["function"]["name"]: each["function"] for each in tool_schemas(one)}["price"]
-    assert schema["parameters"]["required"] == ["item"] and set(schema["parameters"]["properties"]) == {
+    schemas = {each["function"]["name"]: each["function"]["parameters"] for each in tool_schemas(one)}
+    assert schemas["price"]["required"] == ["item"] and [*schemas["price"]["properties"]] == [
         "item",
         "pieces",
-    }
+    ]
     assert asked(one, "price", item="tea", pieces=2) == (True, "The price is 14.")
-    assert asked(one, "price", item="x") == (
-        False,
-        "Error: Error executing tool price: there is no x; try tea.",
-    )
+    assert asked(one, "price", item="x")[1] == "Error: Error executing tool price: there is no x; try tea."
     assert "item\n  Field required" in asked(one, "price")[1]
     assert asked(one, "slow") == (False, "Error: Request 'tools/call' timed out.")
     first, second = (json.loads(asked(each, "count")[1]) for each in (one, other))
@@ -103,9 +99,8 @@ def test_tools_of_an_mcp_server_are_tools_and_its_process_is_shared_and_started_
     cache = ToolCache()
     for _ in range(3):
         asked(one, "price", cache, item="jam"), asked(one, "count", cache)
-    assert sum(cache.hits.values()) == 2 and json.loads(asked(one, "count")[1])["count"] == 6, (
-        "price alone is pure"
-    )
+    assert cache.hits.total() == 2, "price alone is pure"
+    assert json.loads(asked(one, "count")[1])["count"] == 6
     os.kill(first["process"], signal.SIGKILL)
     assert json.loads(asked(one, "count")[1])["count"] == 1, "the call is made again, of a new process"
 
@@ -114,17 +109,11 @@ def test_what_a_server_writes_steers_nothing(tokenizer):
     policy = Says(tokenizer, format_call("hostile", {}), "Answer: 3")
     (done,) = rollout([Task("t", "What?", "3", "numeric")], policy, environment=remote.mcp(COMMAND, **LIMITS))
     (result,) = done.turns[0].results
-    assert (
-        result.ok and len(result.observation) < 3_000 and "cut" in result.observation and done.success == 1.0
-    )
+    assert result.ok and len(result.observation) < 3_000 and "cut" in result.observation
     said = tokenizer.decode(done.completion_ids)
-    assert said.count("<|im_start|>assistant") == 1, (
-        "the policy's second turn, which the chat template begins"
-    )
+    assert done.success == 1.0 and said.count("<|im_start|>assistant") == 1, "which the chat template begins"
     before = tokenizer.decode(done.prompt_ids).split("of an item")[0]
-    assert "<| im_end|>" in before[-40:] or "< |im_end|>" in before[-40:], (
-        "nor does what it says of its tools"
-    )
+    assert "|im_end|>" in before[-40:].replace("| ", "|") and "<|im_end|>" not in before[-40:]
 
 
 def test_a_stateful_server_has_a_session_a_trajectory_which_ends_with_it():
@@ -150,9 +139,8 @@ def test_a_stateful_server_has_a_session_a_trajectory_which_ends_with_it():
 ])  # fmt: skip
 def test_a_server_that_is_away_is_one_sentence_at_once(made):
     start = time.monotonic()
-    with pytest.raises(
-        ServerAway, match=r"^the (MCP|OpenEnv) server .+ is away \(.+\): start it, then run this again$"
-    ):
+    says = r"^the (MCP|OpenEnv) server .+ is away \(.+\): start it, then run this again$"
+    with pytest.raises(ServerAway, match=says):
         made()()
     assert time.monotonic() - start < 30
 
@@ -161,32 +149,28 @@ def test_a_server_killed_in_mid_rollout_leaves_later_trajectories_without_a_scor
     """The first calls end it; they are made again, in vain; what needs no call is scored, and 0 is no score."""
     make = remote.mcp(http.url + "/mcp", timeout_s=5.0, retry_s=1.0)
     tasks = [Task(f"t{i}", f"What {i}?", "3", "numeric") for i in range(4)]
-    price = format_call("price", {"item": "tea"})
-    assert [t.success for t in rollout(tasks, Says(tokenizer, price, "Answer: 3"), environment=make)] == [
-        1.0
-    ] * 4
-    lost = rollout(
-        tasks, Says(tokenizer, price, format_call("die", {}), "Answer: 3"), environment=make, step=1
-    )
+    price, dies = format_call("price", {"item": "tea"}), format_call("die", {})
+
+    def play(*calls, **options):
+        return rollout(tasks, Says(tokenizer, *calls, "Answer: 3"), environment=make, **options)
+
+    assert [t.success for t in play(price)] == [1.0] * 4
+    lost = play(price, dies, step=1)
     assert {(t.success, t.stop_reason) for t in lost} == {(None, StopReason.ERROR)}
     assert all(t.why.startswith(f"the MCP server {http.url}/mcp is away") for t in lost)
     assert any(t.turns[0].results for t in lost), "what was done before is kept"
-    assert [t.success for t in rollout(tasks, Says(tokenizer, "Answer: 3"), environment=make)] == [1.0] * 4
+    assert [t.success for t in play()] == [1.0] * 4
     start = time.monotonic()
-    again = rollout(tasks, Says(tokenizer, price, "Answer: 3"), environment=make, step=2)
-    assert [t.success for t in again] == [None] * 4 and time.monotonic() - start < 10, "waited for once"
+    assert [t.success for t in play(price, step=2)] == [None] * 4
+    assert time.monotonic() - start < 10, "waited for once"
     http.kill(), http.start()
-    assert [t.success for t in rollout(tasks, Says(tokenizer, price, "Answer: 3"), environment=make)] == [
-        1.0
-    ] * 4
+    assert [t.success for t in play(price)] == [1.0] * 4
 
 
 def test_an_openenv_environment_is_one_tool_with_a_session_a_trajectory(openenv, tokenizer):
     make = remote.openenv(openenv.url, **LIMITS)
-    tasks = [
-        Task(f"t{start}", f"Raise it {start}.", "3", "numeric", meta={"reset": {"start": start}})
-        for start in (3, 90)
-    ]
+    given = [(f"Raise it {start}.", {"reset": {"start": start}}) for start in (3, 90)]
+    tasks = [Task(words, words, "3", "numeric", meta=meta) for words, meta in given]
     step = format_call("step", {"query": "20"})
     low, high = rollout(tasks, Says(tokenizer, step, step, "Answer: 3"), environment=make)
     assert "Raise it 3.The number is 3." in tokenizer.decode(low.prompt_ids).replace("\n", "")
@@ -196,9 +180,8 @@ def test_an_openenv_environment_is_one_tool_with_a_session_a_trajectory(openenv,
     assert (low.components, high.components) == ({"OpenEnv": 2.0}, {"OpenEnv": 1.0})
     environment = make()
     run_blocking(reset(environment, tasks[0]))
-    assert asked(environment, "step", query="-1")[1].startswith(
-        "Error: Server error: the amount must not be negative"
-    )
+    says = "Error: Server error: the amount must not be negative"
+    assert asked(environment, "step", query="-1")[1].startswith(says)
     with pytest.raises(ServerAway, match="the OpenEnv server .* is away"):
         asked(environment, "step", query="999")  # which ends the server
     openenv.kill(), openenv.start()
@@ -223,10 +206,10 @@ rewards = {"calls": (lambda task, t: float(sum(len(turn.results) for turn in t.t
 def prepared(folder: Path, environment: str, suite: Suite, **changes) -> tuple[Run, Lab]:
     """Questions that the small agent answers by calls of search, of a family with these tools."""
     run = Run.create(folder / "run")
-    asked = [replace(task, family="shop") for task in suite if task.family == "A"]
-    write_tasks(
-        run.file("tasks.jsonl"), [t for name in SPLITS for t in [t for t in asked if t.split == name][:5]]
-    )
+    of_split = [
+        [replace(t, family="shop") for t in suite.split(name) if t.family == "A"][:5] for name in SPLITS
+    ]
+    write_tasks(run.file("tasks.jsonl"), [task for tasks in of_split for task in tasks])
     (folder / "mine.py").write_text(LAB.replace("ENVIRONMENT", environment))
     values = SMALL | {
         "model": "nano", "lab": str(folder / "mine.py"), "reward": "none", "prompts_per_step": 2, "group_size": 4,
@@ -236,17 +219,10 @@ def prepared(folder: Path, environment: str, suite: Suite, **changes) -> tuple[R
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["stdio", "http", "openenv"])
-def test_a_family_on_a_server_trains_in_two_processes(kind, request, suite, tmp_path):
-    made = f"remote.mcp({COMMAND!r})"
-    if kind != "stdio":
-        url = request.getfixturevalue(kind).url
-        made = (
-            f"remote.openenv({url!r}, name='search')"
-            if kind == "openenv"
-            else f"remote.mcp({url + '/mcp'!r})"
-        )
-    run, lab = prepared(tmp_path, made, suite, processes=2)
+@pytest.mark.parametrize("kind", ["mcp", "openenv"])
+def test_a_family_on_a_server_trains_in_two_processes(kind, openenv, suite, tmp_path):
+    made = {"mcp": f"remote.mcp({COMMAND!r})", "openenv": f"remote.openenv({openenv.url!r}, name='search')"}
+    run, lab = prepared(tmp_path, made[kind], suite, processes=2)
     assert Work(lab, run).train()["steps"] == 2
     rows = read_jsonl(run.file("train", "metrics.jsonl"))
     assert [row["step"] for row in rows] == [0, 1, 2]
@@ -265,9 +241,8 @@ def test_a_training_whose_server_goes_away_stops_names_it_and_goes_on_once_it_is
         if row["step"] == 1:
             http.kill()
 
-    with pytest.raises(
-        TrainingError, match=f"have no reward, more than 20%: the MCP server {http.url}/mcp is away"
-    ):
+    says = f"have no reward, more than 20%: the MCP server {http.url}/mcp is away"
+    with pytest.raises(TrainingError, match=says):
         train(lab, run, tell)
     with pytest.raises(RecipeError, match="the MCP server .* is away"):
         Lab.open(lab.recipe)

@@ -2,12 +2,11 @@
 
 import dataclasses
 import math
-import threading
 import warnings
 from typing import get_args
 
 import pytest
-import test_judge as judging
+from test_judge import server  # noqa: F401  (a fixture)
 
 from agentkit import rewards
 from agentkit.recipe import Preset, Recipe, RecipeError
@@ -15,10 +14,8 @@ from agentkit.records import StopReason, Task, ToolCall, ToolResult, Trajectory,
 from agentkit.rewards import calls, components
 
 SUM = {"tool": "calculator", "arguments": {"expression": "{0} + {1}"}}
-LOOK = [
-    {"tool": "search", "arguments": {"query": q}, "expect": v}
-    for q, v in (("area of A", "30"), ("area of B", "12"))
-]
+AREAS = (("area of A", "30"), ("area of B", "12"))
+LOOK = [{"tool": "search", "arguments": {"query": query}, "expect": area} for query, area in AREAS]
 TASK = Task("t", "A and B?", "42", "numeric", meta={"plan": [*LOOK, SUM]})
 FIRST = ToolResult("search", {"query": "area of A"}, "The area of A is 30.", ok=True)
 SECOND = ToolResult("search", {"query": "area of B"}, "The area of B is 12.", ok=True)
@@ -30,14 +27,9 @@ INVENTED = ToolResult("lookup", {"query": "area of A"}, "Error: there is no tool
 def trajectory(*turns, success=1.0, tokens=10, **changes) -> Trajectory:
     """A trajectory of these turns' results, an answering turn included where there is a verdict."""
     made = tuple(Turn("", (i, i + 1), tuple(results)) for i, results in enumerate(turns))
-    fields = {
-        "prompt_ids": (1,),
-        "completion_ids": (2,) * tokens,
-        "action_mask": (1,) * tokens,
-        "old_logprobs": (0.0,) * tokens,
-    }
-    fields |= {"turns": made, "stop_reason": StopReason.ANSWER, "answer": "42", "success": success}
-    return Trajectory("t", "p", 0, 0, **(fields | changes))
+    own = (1,), (2,) * tokens, (1,) * tokens, (0.0,) * tokens
+    fields = {"turns": made, "stop_reason": StopReason.ANSWER, "answer": "42", "success": success} | changes
+    return Trajectory("t", "p", 0, 0, *own, **fields)
 
 
 PERFECT = trajectory([FIRST], [SECOND], [ADD], [])
@@ -97,10 +89,8 @@ def test_toolrl_on_trajectories():
     assert rewards.score(TASK, PERFECT, rewards.toolrl()).reward == pytest.approx(4.0)
     broken = trajectory([MALFORMED], [FIRST], [], success=0.0)
     # names 1 of 3; one search exact: 2 of its 2; max = 1 + 3 * 2
-    assert rewards.score(TASK, broken, rewards.toolrl()).components == {
-        "format": 0.0,
-        "match": pytest.approx(6 * (1 / 3 + 2) / 7 - 3),
-    }
+    found = rewards.score(TASK, broken, rewards.toolrl()).components
+    assert found == {"format": 0.0, "match": pytest.approx(6 * (1 / 3 + 2) / 7 - 3)}
 
 
 def test_a_task_without_a_plan_is_not_scored_by_its_calls():
@@ -111,18 +101,18 @@ def test_a_task_without_a_plan_is_not_scored_by_its_calls():
 
 
 # ---- ToolRLA
-@pytest.mark.parametrize(
-    ("tried", "names", "complete", "accurate", "efficient"),
-    [
-        (PERFECT, 1, 1, 1, 1),
-        (trajectory([FIRST], [INVENTED], [SECOND], [ADD], []), 0, 1, 1, 1 - 1 / 3),
-        (trajectory([FIRST], []), 1, 1 / 3, 1, 1 + 2 / 3),
-        (trajectory([FIRST], [FIRST], [ADD], []), 1, 1, 2 / 3, 1),
-        (trajectory(*[[FIRST]] * 7, []), 1, 2 / 3, 1 / 2, 0),
-        (trajectory([]), 1, 0, 1, 2),
-        (trajectory([MALFORMED], [FIRST], [SECOND], [ADD], []), 1, 1, 1, 1 - 1 / 3),
-    ],
-)
+FACTORS = [
+    (PERFECT, 1, 1, 1, 1),
+    (trajectory([FIRST], [INVENTED], [SECOND], [ADD], []), 0, 1, 1, 1 - 1 / 3),
+    (trajectory([FIRST], []), 1, 1 / 3, 1, 1 + 2 / 3),
+    (trajectory([FIRST], [FIRST], [ADD], []), 1, 1, 2 / 3, 1),
+    (trajectory(*[[FIRST]] * 7, []), 1, 2 / 3, 1 / 2, 0),
+    (trajectory([]), 1, 0, 1, 2),
+    (trajectory([MALFORMED], [FIRST], [SECOND], [ADD], []), 1, 1, 1, 1 - 1 / 3),
+]
+
+
+@pytest.mark.parametrize(("tried", "names", "complete", "accurate", "efficient"), FACTORS)
 def test_toolrla_factors_and_their_product(tried, names, complete, accurate, efficient):
     factors = [f(TASK, tried) for f in (calls.tool_names, calls.completeness, calls.argument_accuracy)]
     assert factors == pytest.approx([names, complete, accurate])
@@ -241,39 +231,23 @@ def test_a_component_that_fails_leaves_the_trajectory_unscored_and_is_never_zero
 
 
 def test_in_a_group_all_rewards_are_made_of_the_same_components():
-    sometimes = {
-        "correctness": (rewards.correctness, 1.0),
-        "mine": (lambda task, t: None if t.sample == 1 else 0.5, 1.0),
-    }
+    mine = lambda task, t: None if t.sample == 1 else 0.5  # noqa: E731
+    sometimes = {"correctness": (rewards.correctness, 1.0), "mine": (mine, 1.0)}
     group = [dataclasses.replace(PERFECT, sample=i) for i in range(3)]
     assert [t.reward for t in rewards.score_all([TASK], group, sometimes)] == [1.5, None, 1.5]
     never = sometimes | {"mine": (constant(None), 1.0)}
-    assert [t.reward for t in rewards.score_all([TASK], group, never)] == [1.0, 1.0, 1.0], (
-        "it does not apply to this task"
-    )
+    found = [t.reward for t in rewards.score_all([TASK], group, never)]
+    assert found == [1.0, 1.0, 1.0], "it does not apply to this task"
 
 
-def test_a_judges_verdict_is_a_component_and_its_silence_is_not_zero(tmp_path, monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    server = judging.Server()
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    options = {
-        "url": f"http://127.0.0.1:{server.server_port}/v1",
-        "model": "m",
-        "cache": tmp_path / "judge.sqlite",
-    }
-    reward = {"judge": (rewards.judged(**options), 0.5)}
-    try:
-        assert rewards.score(TASK, trajectory([], answer="It is 42."), reward).reward == 0.5
-        assert rewards.score(TASK, trajectory([], answer="It is 41."), reward).reward == 0.0
-        assert rewards.score(TASK, trajectory([], answer=None, success=0.0), reward).reward == 0.0
-        server.reply = lambda asked: 500
-        with pytest.warns(UserWarning, match="status 500"):
-            silent = rewards.score(TASK, trajectory([], answer="It may be 42."), reward)
-        assert silent.reward is None and silent.components == {"judge": None}
-    finally:
-        server.shutdown()
-        server.server_close()
+def test_a_judges_verdict_is_a_component_and_its_silence_is_not_zero(server, tmp_path):  # noqa: F811
+    reward = {"judge": (rewards.judged(url=server.url, model="m", cache=tmp_path / "judge.sqlite"), 0.5)}
+    for answer, paid in (("It is 42.", 0.5), ("It is 41.", 0.0), (None, 0.0)):
+        assert rewards.score(TASK, trajectory([], answer=answer, success=0.0), reward).reward == paid
+    server.judge = lambda asked: 500
+    with pytest.warns(UserWarning, match="status 500"):
+        silent = rewards.score(TASK, trajectory([], answer="It may be 42."), reward)
+    assert silent.reward is None and silent.components == {"judge": None}
 
 
 # ---- presets and recipes

@@ -33,11 +33,12 @@ def trajectories(agent, suite, corpus):
     """Random multi-turn trajectories of the small agent, at a temperature that makes it err."""
     tasks = random.Random(3).sample(list(suite), 12)
     policy = TransformersPolicy(*agent, name="nano")
-    options = {
-        "environment": partial(CorpusEnvironment, corpus),
-        "limits": Limits(max_turns=6, max_turn_tokens=64),
-    }
-    return rollout(tasks, policy, group_size=2, seed=5, temperature=1.2, **options)
+    return sampled(tasks, policy, corpus, 5)
+
+
+def sampled(tasks, policy, corpus, seed):
+    options = {"group_size": 2, "temperature": 1.2, "limits": Limits(max_turns=6, max_turn_tokens=64)}
+    return rollout(tasks, policy, environment=partial(CorpusEnvironment, corpus), seed=seed, **options)
 
 
 def test_the_mask_is_one_exactly_on_sampled_tokens(trajectories):
@@ -58,15 +59,10 @@ def test_sampled_logprobs_equal_a_recomputed_forward(agent, trajectories):
 
 
 def test_the_same_seed_gives_the_same_trajectories_in_any_company(agent, suite, corpus, trajectories):
-    tasks = random.Random(3).sample(list(suite), 12)
-    options = {
-        "environment": partial(CorpusEnvironment, corpus),
-        "limits": Limits(max_turns=6, max_turn_tokens=64),
-    }
+    tasks = random.Random(3).sample(list(suite), 12)[:4]
     policy = TransformersPolicy(*agent, name="nano", max_batch=5)
-    again = rollout(tasks[:4], policy, group_size=2, seed=5, temperature=1.2, **options)
+    again, other = (sampled(tasks, policy, corpus, seed) for seed in (5, 6))
     assert [t.completion_ids for t in again] == [t.completion_ids for t in trajectories[:8]]
-    other = rollout(tasks[:4], policy, group_size=2, seed=6, temperature=1.2, **options)
     assert [t.completion_ids for t in other] != [t.completion_ids for t in again]
 
 

@@ -48,9 +48,8 @@ def test_a_traceback_shows_the_programs_lines_only():
     result = run_python("def f(x):\n    return 1 / x\nf(0)")
     assert result.status == "error" and "agentkit" not in result.stderr and "zygote" not in result.stderr
     assert '  File "main.py", line 2, in f\n    return 1 / x' in result.stderr
-    assert result.stderr.startswith("Traceback") and result.stderr.endswith(
-        "ZeroDivisionError: division by zero\n"
-    )
+    assert result.stderr.startswith("Traceback")
+    assert result.stderr.endswith("ZeroDivisionError: division by zero\n")
     refused = run_python("import subprocess\nsubprocess.run('id')").stderr
     assert "line 2, in <module>" in refused and "zygote" not in refused
     assert refused.endswith("PermissionError: [Errno 1] Operation not permitted\n")
@@ -66,11 +65,8 @@ def test_files_and_input_reach_the_program():
 
 def test_what_was_printed_before_a_stop_is_kept():
     result = run_python("print('before')\nwhile True: pass", timeout_s=2)
-    assert (result.status, result.stdout, result.stderr) == (
-        "timeout",
-        "before\n",
-        "the time limit was reached\n",
-    )
+    assert (result.status, result.stdout) == ("timeout", "before\n")
+    assert result.stderr == "the time limit was reached\n"
 
 
 def test_output_is_cut_at_its_limit():
@@ -101,9 +97,8 @@ def test_a_container_that_is_lent_some_cores_has_no_more(tmp_path, monkeypatch):
 
 
 def test_nothing_passes_from_one_call_to_the_next():
-    run_python(
-        "import builtins, json, sys\nbuiltins.print = None\njson.dumps = None\nsys.path.clear()\nopen('x', 'w').close()"
-    )
+    changes = "builtins.print = None\njson.dumps = None\nsys.path.clear()\nopen('x', 'w').close()"
+    run_python(f"import builtins, json, sys\n{changes}")
     found = run_python("import json, os\nprint(json.dumps(os.listdir('.')), len(os.listdir('.')))")
     assert found.stdout == "[] 0\n"
     code = "import random, numpy\nprint(random.random(), numpy.random.rand())"
@@ -284,9 +279,8 @@ def test_a_killed_trainer_takes_everything_with_it(tmp_path):
         "from agentkit import sandbox\nsandbox.run_python('')\nprint('up', flush=True)\n"
         'sandbox.run_python(\'open("x", "w")\\nimport time\\ntime.sleep(600)\', timeout_s=900)'
     )
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    trainer = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert trainer.stdout.readline() == "up\n"
     family: list[psutil.Process] = []
     deadline = time.monotonic() + 60

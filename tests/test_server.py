@@ -5,8 +5,6 @@ import json
 import shutil
 import threading
 import time
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +12,7 @@ import pytest
 import torch
 from engines import adapter_on
 from safetensors.torch import load_file
+from servers import serving
 from test_vllm_weights import tiny, with_lora
 
 from agentkit.nano import DATA
@@ -31,12 +30,13 @@ class EndsAt:
 
 
 class Replica:
-    """A server whose every answer is a function of its own; the default one samples the seed's digits."""
+    """What a server replies: its models, and to requests what ``answer`` gives; by default the seed's digits."""
 
-    def __init__(self, url=""):
-        self.url, self.bodies, self.keys = url, [], []
-        self.models = {"data": [{"id": "m"}]}
-        self.answer = self.right
+    def __init__(self):
+        self.models, self.answer = {"data": [{"id": "m"}]}, self.right
+
+    def __call__(self, body):
+        return (200, self.models) if body is None else self.answer(body)
 
     @staticmethod
     def right(body):
@@ -44,67 +44,15 @@ class Replica:
         return 200, choice(ids, [-0.5] * len(ids), "length")
 
 
-class Server(ThreadingHTTPServer):
-    request_queue_size = 64  # many connect at once
-
-
-@contextmanager
-def serving():
-    """A replica at work."""
-    replica = Replica()
-
-    class Handler(BaseHTTPRequestHandler):
-        def reply(self, status, content):
-            data = content if isinstance(content, bytes) else json.dumps(content).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def do_GET(self):
-            replica.keys.append(self.headers["Authorization"])
-            self.reply(200, replica.models)
-
-        def do_POST(self):
-            length = int(self.headers["Content-Length"])
-            if len(data := self.rfile.read(length)) < length:  # given up by the client before it was sent
-                self.close_connection = True
-                return
-            body = json.loads(data or b"null")
-            replica.bodies.append(body)
-            found = replica.answer(body)
-            if found is None:  # the line goes dead in mid-answer
-                self.send_response(200)
-                self.send_header("Content-Length", "1000")
-                self.end_headers()
-                self.wfile.write(b'{"choices')
-                self.close_connection = True
-            else:
-                self.reply(*found)
-
-        def log_message(self, *_):
-            pass
-
-    made = Server(("127.0.0.1", 0), Handler)
-    replica.url = f"http://127.0.0.1:{made.server_port}"
-    threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
-    try:
-        yield replica
-    finally:
-        made.shutdown()
-        made.server_close()
-
-
 @pytest.fixture
 def two():
-    with serving() as a, serving() as b:
+    with serving(Replica()) as a, serving(Replica()) as b:
         yield a, b
 
 
 def choice(ids, logprobs, reason="stop"):
-    return {
-        "choices": [{"token_ids": ids, "logprobs": {"token_logprobs": logprobs}, "finish_reason": reason}]
-    }
+    one = {"token_ids": ids, "logprobs": {"token_logprobs": logprobs}, "finish_reason": reason}
+    return {"choices": [one]}
 
 
 def requests(count, turn=0, length=6):
@@ -128,52 +76,44 @@ def test_requests_carry_tokens_seed_and_temperature_and_spread_over_the_replicas
         return Replica.right(body)
 
     for replica in two:
-        replica.answer = slow
+        replica.reply.answer = slow
     with ServerPolicy([two[0].url, two[1].url + "/v1/"], EndsAt()) as policy:
         asked = requests(20)
         assert [sample.ids for sample in play(policy, asked)] == wanted(asked)
         assert [len(replica.bodies) for replica in two] == [10, 10]
-    body = {
-        k: two[0].bodies[0][k]
-        for k in ("model", "prompt", "max_tokens", "temperature", "stop_token_ids", "return_token_ids")
-    }
-    assert body == {"model": "m", "prompt": [1, 2, body["prompt"][2]], "max_tokens": 6, "temperature": 0.7,
-                    "stop_token_ids": [5], "return_token_ids": True}  # fmt: skip
-
-
-def abort(body):
-    return 200, choice([1], [-1.0], "abort")
+    body = two[0].bodies[0]
+    sent = {"model": "m", "prompt": [1, 2, body["prompt"][2]], "max_tokens": 6, "temperature": 0.7}
+    assert body | sent | {"stop_token_ids": [5], "return_token_ids": True} == body
 
 
 FAULTS = {
     "failure": lambda body: (503, b"overloaded"),
-    "dead line": lambda body: None,
-    "shutting down": abort,
+    "dead line": lambda body: (200, None),
+    "shutting down": lambda body: (200, choice([1], [-1.0], "abort")),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_replica_that_fails_loses_its_requests_to_the_other_and_nothing_is_sampled_twice(two, fault):
-    two[0].answer = FAULTS[fault]
+    two[0].reply.answer = FAULTS[fault]
     with ServerPolicy([replica.url for replica in two], EndsAt()) as policy:
         asked = requests(12)
         with pytest.warns(UserWarning, match=f"the server {two[0].url} failed: .*; it is asked again"):
             assert [sample.ids for sample in play(policy, asked)] == wanted(asked)
-        two[0].bodies.clear()
+        two[0].seen.clear()
         play(policy, requests(4, 1))
         assert not two[0].bodies, "while another works, that one is asked first"
 
 
-def test_a_server_that_is_started_again_within_a_minute_loses_no_turn_and_is_given_the_adapter(
-    two, monkeypatch
-):
+def test_a_server_that_is_started_again_loses_no_turn_and_is_given_the_adapter(two, monkeypatch):
     monkeypatch.setattr(server, "PAUSE_S", 0.05)
     holding_adapters(two[0])
-    right = two[0].answer
+    right = two[0].reply.answer
     with ServerPolicy([two[0].url], EndsAt()) as policy:
         policy.sync(with_lora(tiny()))
-        two[0].answer = FAULTS["failure"]
-        threading.Timer(0.5, lambda: (two[0].models["data"].pop(), setattr(two[0], "answer", right))).start()
+        two[0].reply.answer = FAULTS["failure"]
+        again = lambda: (two[0].reply.models["data"].pop(), setattr(two[0].reply, "answer", right))  # noqa: E731
+        threading.Timer(0.5, again).start()
         with pytest.warns(UserWarning, match="status 503"):
             assert [sample.ids for sample in play(policy, requests(3))] == wanted(requests(3))
 
@@ -181,7 +121,7 @@ def test_a_server_that_is_started_again_within_a_minute_loses_no_turn_and_is_giv
 def test_a_server_that_stays_away_ends_the_run_by_name(two, monkeypatch):
     monkeypatch.setattr(server, "RETRY_S", 0.3)
     monkeypatch.setattr(server, "PAUSE_S", 0.05)
-    two[0].answer = FAULTS["failure"]
+    two[0].reply.answer = FAULTS["failure"]
     named = f"{two[0].url} does not serve any more: .*503: overloaded.*run this again to go on"
     with ServerPolicy([two[0].url], EndsAt()) as policy, pytest.warns(UserWarning):
         for work in (lambda: play(policy, requests(4)), lambda: policy.sync(with_lora(tiny()))):
@@ -202,32 +142,28 @@ REPLIES = {
 
 @pytest.mark.parametrize("reply", REPLIES)
 def test_a_reply_that_is_not_whole_is_never_a_sample(two, reply):
-    two[0].answer = lambda body: (200, REPLIES[reply])
+    two[0].reply.answer = lambda body: (200, REPLIES[reply])
     with ServerPolicy([two[0].url], EndsAt()) as policy, pytest.raises(EngineError, match="returned .*token"):
         play(policy, requests(1))
 
 
 def test_servers_are_met_before_anything_is_sampled(two):
-    with pytest.raises(
-        EngineError, match=r"http://127.0.0.1:9 in server_urls .*it does not answer.*agentkit serve"
-    ):
+    says = r"http://127.0.0.1:9 in server_urls .*it does not answer.*agentkit serve"
+    with pytest.raises(EngineError, match=says):
         ServerPolicy([two[0].url, "http://127.0.0.1:9"], EndsAt())
-    two[1].models = {"data": [{"id": "other"}]}
-    with pytest.raises(EngineError, match="different models \\(m, other\\)"):
+    two[1].reply.models = {"data": [{"id": "other"}]}
+    with pytest.raises(EngineError, match=r"different models \(m, other\)"):
         ServerPolicy([replica.url for replica in two], EndsAt())
-    two[1].models = {"data": []}
-    with pytest.raises(EngineError, match="does not say which model it serves"):
-        ServerPolicy([two[1].url], EndsAt())
-    two[1].models = b"hello"
-    with pytest.raises(EngineError, match="does not say which model it serves"):
-        ServerPolicy([two[1].url], EndsAt())
+    for two[1].reply.models in ({"data": []}, b"hello"):
+        with pytest.raises(EngineError, match="does not say which model it serves"):
+            ServerPolicy([two[1].url], EndsAt())
 
 
 def holding_adapters(replica):
     """Have it list, load and unload adapters, as vLLM does."""
 
     def takes(body):
-        names = replica.models["data"]
+        names = replica.reply.models["data"]
         if "lora_path" in body:
             names.append({"id": body["lora_name"]})
         elif "lora_name" in body:
@@ -235,17 +171,17 @@ def holding_adapters(replica):
         elif {"id": body["model"]} not in names:
             return 404, b"unknown"
         else:
-            return replica.right(body)
+            return Replica.right(body)
         return 200, {"success": True}
 
-    replica.answer = takes
+    replica.reply.answer = takes
 
 
 def test_two_trainings_on_one_server_keep_their_own_adapters(two):
     """Each is answered from the folder that it handed over itself, also when the other has ended."""
     holding_adapters(two[0])
     model, folders = with_lora(tiny()), {}
-    takes = two[0].answer
+    takes = two[0].reply.answer
 
     def noting(body):
         if "lora_path" in body:
@@ -254,11 +190,11 @@ def test_two_trainings_on_one_server_keep_their_own_adapters(two):
 
     def answered_from(policy):
         asked = requests(3)
-        two[0].bodies.clear()
+        two[0].seen.clear()
         assert [sample.ids for sample in play(policy, asked)] == wanted(asked)
         return {folders[body["model"]] for body in two[0].bodies}
 
-    two[0].answer = noting
+    two[0].reply.answer = noting
     with ServerPolicy([two[0].url], EndsAt()) as one:
         with ServerPolicy([two[0].url], EndsAt()) as other:
             for _ in range(3):
@@ -270,10 +206,10 @@ def test_two_trainings_on_one_server_keep_their_own_adapters(two):
 
 def test_the_key_comes_from_the_environment_and_a_refused_one_is_told_without_showing_it(two, monkeypatch):
     monkeypatch.setenv(API_KEY, "secret-1234")
-    two[0].answer = lambda body: (401, b"no: secret-1234")
+    two[0].reply.answer = lambda body: (401, b"no: secret-1234")
     with ServerPolicy([two[0].url], EndsAt()) as policy, pytest.raises(EngineError, match=API_KEY) as error:
         play(policy, requests(1))
-    assert "secret" not in str(error.value) and two[0].keys[0] == "Bearer secret-1234"
+    assert "secret" not in str(error.value) and two[0].seen[0][1]["Authorization"] == "Bearer secret-1234"
 
 
 @pytest.mark.slow
@@ -288,8 +224,7 @@ def test_a_server_puts_no_model_on_a_card_before_vllm_does(tmp_path, monkeypatch
     assert not (tmp_path / "none").exists()
     for place in ("peft_model", "utils.save_and_load"):
         monkeypatch.setattr(f"peft.{place}.infer_device", lambda: "cpu")
-    command, _ = serve.serve_command(
-        "nano", tmp_path / "one", merge=[tmp_path / "adapter"], tensor_parallel=2
-    )
+    options = {"merge": [tmp_path / "adapter"], "tensor_parallel": 2}
+    command, _ = serve.serve_command("nano", tmp_path / "one", **options)
     assert f"--model={tmp_path / 'one'}" in command and (tmp_path / "one" / "tokenizer.json").exists()
     assert load_file(tmp_path / "one" / "model.safetensors").popitem()[1].dtype == torch.bfloat16

@@ -6,11 +6,10 @@ from safetensors.torch import load_file
 from survive import tasks, tiny_agent
 from test_launch import folder, prepared  # noqa: F401  (a fixture)
 
+from agentkit import Recipe, rollout
 from agentkit.policies.shards import shard, sharded
 from agentkit.policies.transformers import TransformersPolicy
-from agentkit.recipe import Recipe
 from agentkit.records import RecipeError
-from agentkit.rollouts import rollout
 from agentkit.runs.topology import choose
 from agentkit.training.launch import Work
 

@@ -66,10 +66,8 @@ def test_what_is_done_is_kept_and_what_follows_a_change_runs_again(tmp_path, exe
 def test_a_stage_depends_on_the_content_of_its_files_however_they_are_spelt(tmp_path, executed):
     lab, rows = write(tmp_path / "lab.py", "a = 1"), write(tmp_path / "rows.jsonl", "{}")
     weights = write(tmp_path / "mine" / "model.safetensors", 2**18 * "a")
-    run, recipe = (
-        Run.create(tmp_path / "a"),
-        {"lab": str(lab), "tasks": str(rows), "model": str(weights.parent)},
-    )
+    recipe = {"lab": str(lab), "tasks": str(rows), "model": str(weights.parent)}
+    run = Run.create(tmp_path / "a")
     assert went(run, recipe, executed) == "01 02 03"
     assert went(run, recipe | {"lab": f"{tmp_path}/mine/../lab.py"}, executed) == ""
     weights.write_text(2**17 * "b")
@@ -80,9 +78,7 @@ def test_a_stage_depends_on_the_content_of_its_files_however_they_are_spelt(tmp_
     assert went(run, recipe, executed) == "01 02 03"
 
 
-def test_a_training_that_was_asked_to_stop_ends_the_call_and_the_same_call_goes_on(
-    tmp_path, monkeypatch, capsys
-):
+def test_a_training_that_was_asked_to_stop_ends_the_call_and_can_go_on(tmp_path, monkeypatch, capsys):
     executed, asked = [], ["asked"]
 
     def execute(stage: str, run: Run, parameters: dict) -> None:
@@ -108,9 +104,8 @@ def test_one_call_at_a_time_works_on_a_run(tmp_path, executed, capsys):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         other.stdout.readline()
         assert cli.main(words) == 2
-        assert (
-            f"process {other.pid} is executing notebooks in {tmp_path / 'a'}: wait" in capsys.readouterr().err
-        )
+        says = f"process {other.pid} is executing notebooks in {tmp_path / 'a'}: wait"
+        assert says in capsys.readouterr().err
         other.kill()
     assert cli.main(words) == 0, "a killed one holds nothing"
 
@@ -129,15 +124,11 @@ def test_a_notebook_warns_once_where_an_earlier_one_does_not_go_with_it(tmp_path
         run.begin(stage, recipe | {"max_batch": len(stage)})
         run.end(stage)
     assert not recwarn.list
-    with pytest.warns(
-        UserWarning,
-        match="^01_tasks was made with something else than 03_grpo has here .n_tasks.: run it again",
-    ):
+    says = "^01_tasks was made with something else than 03_grpo has here .n_tasks.: run it again"
+    with pytest.warns(UserWarning, match=says):
         run.begin("03_grpo", {"temperature": 0.9})
     run.begin("01_tasks", recipe | {"n_tasks": 80})
-    with pytest.warns(
-        UserWarning, match="02_baseline was .* .an earlier notebook that ran again.: run it again"
-    ):
+    with pytest.warns(UserWarning, match="02_baseline was .* .an earlier notebook that ran again.: run"):
         run.begin("03_grpo", recipe | {"n_tasks": 80})
     with pytest.warns(UserWarning, match="has here .lab.: run it again, unless"):
         run.begin("02_baseline", recipe | {"n_tasks": 80}, lab="another")

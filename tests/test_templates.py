@@ -19,8 +19,7 @@ from says import Says
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
-from agentkit import Family, Lab, Task, rollout
-from agentkit.recipe import Recipe
+from agentkit import Family, Lab, Recipe, Task, rollout
 from agentkit.records import RecipeError, StopReason
 from agentkit.rollouts import Limits
 from agentkit.rollouts.call_formats import format_call
@@ -61,7 +60,6 @@ class Library:
         "  indented\n  lines \n",
         "[1] Zoë, 東京\t🙂",
         '{"a": 1} \\ \'',
-        "x",
     )
 
     def reset(self) -> None:
@@ -92,15 +90,17 @@ def quiet(make, *arguments):
         return make(*arguments)
 
 
+QUESTION = "What is it?"
+
+
 class Dialogue:
     """A random dialogue as messages, rendered by the template that the codec uses."""
 
     def __init__(self, codec: ChatCodec, rng: random.Random):
         self.codec, self.rng, self.turns = codec, rng, []
-        question = "What is it?"
         self.messages = [
             {"role": "system", "content": codec.system_prompt},
-            {"role": "user", "content": question},
+            {"role": "user", "content": QUESTION},
         ]
         for _ in range(rng.randint(1, 4)):
             numbers = [rng.randrange(len(Library.replies)) for _ in range(rng.randint(1, 3))]
@@ -127,14 +127,9 @@ class Dialogue:
         self.turns.append(head + text + tail.partition(end)[0] + end)
 
     def render(self, *messages, **options) -> str:
-        return self.codec.tokenizer.apply_chat_template(
-            [*self.messages, *messages],
-            tools=self.codec._shown,
-            tokenize=False,
-            chat_template=self.codec.template.text,
-            strftime_now=lambda form: "26 Jul 2024",  # the codec's day, on whatever day this runs
-            **options,
-        )
+        options |= {"tools": self.codec._shown, "chat_template": self.codec.template.text, "tokenize": False}
+        options |= {"strftime_now": lambda form: "26 Jul 2024"}  # the codec's day, on whatever day this runs
+        return self.codec.tokenizer.apply_chat_template([*self.messages, *messages], **options)
 
 
 # ChatML with tools that would move to the last question
@@ -146,15 +141,14 @@ CHATML = (
 )
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        (CHATML.replace("m.content", "m.content | e"), "show replies as they are given, or in a known form"),
-        ("{% for m in messages %}{{ m.content }}{% endfor %}", "show the replies of tools"),
-        ((FOLDER / "llama3_2.jinja").read_text(), "behind a turn is no token of this tokenizer"),
-    ],
-    ids=["escaped", "no roles", "of another family"],
-)
+UNHELD = [
+    (CHATML.replace("m.content", "m.content | e"), "show replies as they are given, or in a known form"),
+    ("{% for m in messages %}{{ m.content }}{% endfor %}", "show the replies of tools"),
+    ((FOLDER / "llama3_2.jinja").read_text(), "behind a turn is no token of this tokenizer"),
+]
+
+
+@pytest.mark.parametrize(("text", "why"), UNHELD, ids=["escaped", "no roles", "of another family"])
 def test_what_no_frame_can_hold_is_refused(tokenizer, text, why):
     other = copy.deepcopy(tokenizer)
     other.add_tokens([AddedToken(mark, special=True) for mark in ("<|im_start|>", "<|im_end|>")])
@@ -184,13 +178,8 @@ def check_trajectory(tokenizer, name):
     for seed in range(2):
         dialogue = Dialogue(codec, random.Random(seed))
         limits = Limits(max_turns=20, max_turn_tokens=2_000, max_tokens=30_000)
-        (found,) = rollout(
-            [Task("t", "What is it?", "Paris")],
-            Says(other, *dialogue.turns, end=""),
-            environment=Library,
-            limits=limits,
-            system_prompt="Use the tools.",
-        )
+        options = {"environment": Library, "limits": limits, "system_prompt": "Use the tools."}
+        (found,) = rollout([Task("t", QUESTION, "Paris")], Says(other, *dialogue.turns, end=""), **options)
         assert found.stop_reason is StopReason.ANSWER and found.success == 1.0
         text = codec.decode([*found.prompt_ids, *found.completion_ids])
         whole, end = dialogue.render(), end_of_turn(other)
@@ -232,10 +221,7 @@ def test_a_transcript_holds_what_a_rollout_holds_and_no_mark_that_it_quotes(toke
 def check_transcript(tokenizer, path, name, arguments, thought):
     other = with_template(templated(tokenizer, name), arguments=arguments)
     codec = quiet(ChatCodec, other, "Use the tools.", tool_schemas(Note()))
-    steering, quoted = (
-        f"a {' '.join(other.decode([i]) for i in sorted(ids))} b"
-        for ids in (codec.marks.steering, codec.marks.ids)
-    )
+    steering, quoted = (listed(other, ids) for ids in (codec.marks.steering, codec.marks.ids))
     call = {"name": "keep", "arguments": json.dumps({"text": quoted, "deep": {"a": [quoted, 1]}})}
     told = {"reasoning_content": thought} if thought else {}
     messages = [
@@ -249,22 +235,19 @@ def check_transcript(tokenizer, path, name, arguments, thought):
     task = Task("t", f"What is it? {quoted}", "Paris", family="note")
     lab = Lab.open({}).extended({"note": Family(environment=Note)})
     (t,) = read_transcripts(path, other, lab, [task])
-    (rolled,) = rollout(
-        [task],
-        Says(other, *(turn.text for turn in t.turns), end=""),
-        environment=Note,
-        limits=Limits(max_turn_tokens=20_000, max_tokens=60_000),
-        system_prompt="Use the tools.",
-    )
-    assert (t.prompt_ids, t.completion_ids, t.action_mask) == (
-        rolled.prompt_ids,
-        rolled.completion_ids,
-        rolled.action_mask,
-    )
+    limits = Limits(max_turn_tokens=20_000, max_tokens=60_000)
+    policy = Says(other, *(turn.text for turn in t.turns), end="")
+    (rolled,) = rollout([task], policy, environment=Note, limits=limits, system_prompt="Use the tools.")
+    for name in ("prompt_ids", "completion_ids", "action_mask"):
+        assert getattr(t, name) == getattr(rolled, name)
     assert [len(turn.results) for turn in rolled.turns] == [1, 0] and rolled.turns[0].results[0].ok
     for turn in t.turns:
         *inside, end = t.completion_ids[slice(*turn.span)]
         assert end in codec.ends and codec.marks.steering.union(codec.ends).isdisjoint(inside)
+
+
+def listed(tokenizer, ids):
+    return f"a {' '.join(tokenizer.decode([i]) for i in sorted(ids))} b"
 
 
 def check_frames(other, codec):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from itertools import product
 
 import pytest
 
@@ -77,9 +78,8 @@ with ToolCache({str(path)!r}) as cache:
     print(ask(Counted(), cache=cache, query="x")[0].cached)
 """
     for expected in ("False", "True"):
-        child = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, cwd=project_root(__file__)
-        )
+        options = {"capture_output": True, "text": True, "cwd": project_root(__file__)}
+        child = subprocess.run([sys.executable, "-c", code], **options)
         assert child.stdout.strip() == expected, child.stderr
     environment = Counted()
     with ToolCache(path) as cache:
@@ -105,23 +105,16 @@ def test_only_the_same_call_of_the_same_tool_is_a_hit():
 
     cache, environment = ToolCache(), Counted()
     assert canonical({"b": 1, "a": {"d": 1, "c": 2}}) == canonical({"a": {"c": 2, "d": 1}, "b": 1})
-    calls = [{"query": "x"}, {"query": "X"}, {"query": "x", "more": {}}, {"query": "x", "more": {"a": 1}}]
-    calls += [
-        {"query": "x", "more": {"a": 1.0}},
-        {"query": "x", "more": {"a": True}},
-        {"query": "x", "more": {"a": "1"}},
-    ]
+    mores = [{}, {"a": 1}, {"a": 1.0}, {"a": True}, {"a": "1"}]
+    calls = [{"query": "x"}, {"query": "X"}, *({"query": "x", "more": more} for more in mores)]
     assert not any(ask(environment, cache=cache, **arguments)[0].cached for arguments in calls)
     assert len(environment.ran) == len(calls)
     assert all(ask(environment, cache=cache, **arguments)[0].cached for arguments in calls)
     assert ask(Other(), cache=cache, query="x")[0].observation == "another tool"
     three, five = Versioned(), Versioned()
     five.top_k = 5
-    assert [ask(e, cache=cache, query="x")[0].observation for e in (three, five, three)] == [
-        "3 of x",
-        "5 of x",
-        "3 of x",
-    ]
+    answers = [ask(e, cache=cache, query="x")[0].observation for e in (three, five, three)]
+    assert answers == ["3 of x", "5 of x", "3 of x"]
 
 
 def cell(body: str, number: int) -> type:
@@ -194,10 +187,8 @@ def test_one_that_stops_waiting_takes_nothing_from_the_others():
 
     async def work():
         cache, environment = ToolCache(), Held()
-        calls = [
-            asyncio.ensure_future(run_call(ToolCall("look", {"query": "x"}), environment, cache=cache))
-            for _ in range(3)
-        ]
+        call = ToolCall("look", {"query": "x"})
+        calls = [asyncio.ensure_future(run_call(call, environment, cache=cache)) for _ in range(3)]
         await asyncio.sleep(0.01)
         calls[0].cancel()
         await asyncio.sleep(0.01)
@@ -256,16 +247,12 @@ for part in range(5):
             cache.keep("t", key_of("t", "", name), name)
             cache.keep("t", key_of("t", "", "shared"), "shared")
 """
-    root = project_root(__file__)
-    children = [
-        subprocess.Popen([sys.executable, "-c", code, str(n)], cwd=root, stderr=subprocess.PIPE)
-        for n in range(4)
-    ]
-    errors = [child.communicate(timeout=120)[1].decode() for child in children]
-    assert errors == [""] * 4 and [child.returncode for child in children] == [0] * 4
+    options = {"cwd": project_root(__file__), "stderr": subprocess.PIPE, "text": True}
+    children = [subprocess.Popen([sys.executable, "-c", code, str(n)], **options) for n in range(4)]
+    assert [child.communicate(timeout=120)[1] for child in children] == [""] * 4
+    assert [child.returncode for child in children] == [0] * 4
+    names = [f"{n} {part} {i}" for n, part, i in product(range(4), range(5), range(60))]
     with ToolCache(path) as cache:
-        for name in [f"{n} {part} {i}" for n in range(4) for part in range(5) for i in range(60)] + [
-            "shared"
-        ]:
+        for name in (*names, "shared"):
             assert cache.find(key_of("t", "", name)) == name
     assert [p.name for p in tmp_path.iterdir()] == ["t.sqlite"]

@@ -7,9 +7,8 @@ import random
 
 import pytest
 
-from agentkit import Family, Suite, Task, rollout, tool, verifiers
+from agentkit import Family, StopReason, Suite, Task, Trajectory, rollout, tool, verifiers
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
-from agentkit.records import StopReason, Trajectory
 from agentkit.rewards import score
 
 PRICES = {"apple": 3, "bread": 14, "candle": 26, "drum": 489, "egg": 2, "fork": 17, "globe": 145, "honey": 32}
@@ -102,30 +101,18 @@ async def patience(task, trajectory):
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("kind", STYLES)
-def test_async_user_code_gives_the_same_in_a_script_and_in_a_kernel(tokenizer, kind, place):
-    families = {"shop": Family(drafting(kind), environment=Shop)}
+@pytest.mark.parametrize(("kind", "make"), [*((kind, Shop) for kind in STYLES), ("asynchronous", rented)])
+def test_async_user_code_gives_the_same_in_a_script_and_in_a_kernel(tokenizer, kind, make, place):
+    families = {"shop": Family(drafting(kind), environment=make)}
 
     def work():
         tasks = list(Suite.build({"families": "shop", "n_tasks": 20}, families=families))
-        t = rollout(tasks[:1], ScriptedPolicy(tokenizer, Flaws()), environment=Shop)[0]
+        t = rollout(tasks[:1], ScriptedPolicy(tokenizer, Flaws()), environment=make)[0]
         return t, score(tasks[0], t, {"patience": (patience, 2.0)})
 
     t, scored = PLACES[place](work)
-    assert (t.success, t.components, t.why) == (1.0, {"Shop": 0.25}, "")
+    assert (t.success, [*t.components.values()], t.why) == (1.0, [0.25], "")
     assert (scored.reward, scored.components["patience"]) == (1.0, 0.5)
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_an_environment_may_be_made_by_a_coroutine(tokenizer, place):
-    families = {"shop": Family(drafting("asynchronous"), environment=rented)}
-
-    def work():
-        tasks = list(Suite.build({"families": "shop", "n_tasks": 20}, families=families))
-        return rollout(tasks[:1], ScriptedPolicy(tokenizer, Flaws()), environment=rented)[0]
-
-    t = PLACES[place](work)
-    assert (t.success, t.components) == (1.0, {"Stall": 0.25})
 
 
 def test_an_asynchronous_client_lives_from_one_verdict_to_the_next():

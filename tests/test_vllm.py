@@ -13,19 +13,16 @@ from importlib.util import find_spec
 import httpx
 import pytest
 import torch
-from engines import FAULTS, adapter_on, free_port, planted_in_sync
-from engines import move as moved
+from engines import free_port
 from peft import LoraConfig, get_peft_model
 
-from agentkit.lab import Lab
+from agentkit import Lab, Recipe, Task
 from agentkit.policies import sync_guard as guard
-from agentkit.policies.loading import load_agent, make_policy
+from agentkit.policies.loading import load_agent
 from agentkit.policies.serve import serve_command
 from agentkit.policies.server import ServerPolicy
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.policies.vllm import VllmPolicy
-from agentkit.recipe import Recipe
-from agentkit.records import Task
 from agentkit.rollouts import Limits, rollout
 from agentkit.rollouts.policy import EngineError, Request
 from agentkit.runs import Run, read_jsonl
@@ -33,10 +30,8 @@ from agentkit.tools.environments import CorpusEnvironment
 from agentkit.training.loop import GRPO
 
 if find_spec("vllm") is None and not torch.__version__.endswith("+cpu"):
-    pytest.skip(
-        "vLLM is not installed here; make setup-test installs it where torch is its CPU build",
-        allow_module_level=True,
-    )
+    told = "vLLM is not installed here; make setup-test installs it where torch is its CPU build"
+    pytest.skip(told, allow_module_level=True)
 
 pytestmark = pytest.mark.slow
 LIMITS = Limits(max_turns=4, max_turn_tokens=40)
@@ -47,17 +42,15 @@ RANK = 4
 
 @pytest.fixture(scope="module", autouse=True)
 def processes(tmp_path_factory):
-    """Two servers in float32 and one in bfloat16, all started at once, to come up during the first tests."""
+    """Two servers, started at once, to come up during the first tests."""
     folder, found = tmp_path_factory.mktemp("served"), []
-    for number, precision in enumerate(("float32", "float32", "bfloat16")):
+    keys = {"max_length": 2048, "max_lora_rank": RANK, "precision": "float32"}
+    for number in range(2):
         port = free_port()
-        command, environment = serve_command(
-            "nano", folder / str(number), port=port, max_length=2048, max_lora_rank=RANK, precision=precision,
-        )  # fmt: skip
+        command, environment = serve_command("nano", folder / str(number), port=port, **keys)
         log = (folder / f"{number}.log").open("wb")
-        child = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        options = {"stdout": log, "stderr": subprocess.STDOUT, "start_new_session": True}
+        child = subprocess.Popen(command, env=environment, **options)
         found.append((f"http://127.0.0.1:{port}", child, folder / f"{number}.log"))
     yield found
     for _, child, _ in found:
@@ -71,7 +64,8 @@ def kill(child):
         child.wait()
 
 
-def until_ready(processes):
+@pytest.fixture(scope="module")
+def servers(processes):
     deadline = time.monotonic() + START_S
     for url, child, log in processes:
         while True:
@@ -84,18 +78,12 @@ def until_ready(processes):
     return processes
 
 
-@pytest.fixture(scope="module")
-def servers(processes):
-    return until_ready(processes[:2])
-
-
 def with_adapter():
     """The small agent with a LoRA adapter that does something, the same one whatever ran before."""
     model, tokenizer = load_agent("nano")
     torch.manual_seed(0)
-    model = get_peft_model(
-        model, LoraConfig(r=RANK, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
-    )
+    config = LoraConfig(r=RANK, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(model, config)
     move(model, 0.02)
     return model.eval(), tokenizer
 
@@ -116,17 +104,10 @@ def move(model, size):
 
 @pytest.fixture(scope="module")
 def engine(agent):
-    before = (torch.get_rng_state(), random.getstate(), torch.set_num_threads, os.environ.get("LD_PRELOAD"))
+    before, torchs = (random.getstate(), os.environ.get("LD_PRELOAD")), torch.get_rng_state()
     with VllmPolicy(*agent, "vllm", max_length=2048) as policy:
-        after = (
-            torch.get_rng_state(),
-            random.getstate(),
-            torch.set_num_threads,
-            os.environ.get("LD_PRELOAD"),
-        )
-        assert torch.equal(before[0], after[0]) and before[1:] == after[1:], (
-            "starting the engine disturbs the process"
-        )
+        after = random.getstate(), os.environ.get("LD_PRELOAD")
+        assert torch.equal(torchs, torch.get_rng_state()) and before == after, "it disturbs the process"
         yield policy
     assert not torch.distributed.is_initialized()
 
@@ -143,13 +124,10 @@ def assert_same(found, wanted):
         assert torch.allclose(torch.tensor(a.old_logprobs), torch.tensor(b.old_logprobs), atol=1e-4)
 
 
-def ask(policy, count, length=12, temperature=1.0, start=0):
+def ask(policy, count):
     """Turns of several trajectories at once, and how to run them."""
     ids = policy.tokenizer("Which of the two is larger, and by how much? " * 14)["input_ids"]
-    requests = [
-        Request(SEED_TASK, i, 0, [40 + i, *ids], (7, i), length, temperature)
-        for i in range(start, start + count)
-    ]
+    requests = [Request(SEED_TASK, i, 0, [40 + i, *ids], (7, i), 12, 1.0) for i in range(count)]
 
     async def together():
         return await asyncio.gather(*map(policy.sample, requests))
@@ -171,9 +149,8 @@ def test_updates_reach_the_engine_and_logprobs_are_the_trainers_at_the_temperatu
 def test_a_request_samples_the_same_in_any_company(engine):
     alone = asyncio.run(ask(engine, 1)())
     assert [sample.ids for sample in asyncio.run(ask(engine, 48)())][:1] == [sample.ids for sample in alone]
-    assert len({tuple(sample.ids) for sample in asyncio.run(ask(engine, 16)())}) > 8, (
-        "each request has a seed of its own"
-    )
+    many = {tuple(sample.ids) for sample in asyncio.run(ask(engine, 16)())}
+    assert len(many) > 8, "each request has a seed of its own"
 
 
 def test_an_engine_that_was_given_gets_the_adapter_only_and_outlives_the_policy(engine, agent):
@@ -245,9 +222,8 @@ def test_servers_take_the_weights_and_give_the_tokens_of_transformers(policy, se
     before = [completions(url) for url, _, _ in servers]
     assert guard.sync(policy, still[0], 0.7).largest < 1e-4
     assert_same(play(policy, suite, corpus), play(TransformersPolicy(*still), suite, corpus))
-    assert all(completions(url) > count for (url, _, _), count in zip(servers, before, strict=True)), (
-        "both have work"
-    )
+    after = [completions(url) for url, _, _ in servers]
+    assert after[0] > before[0] and after[1] > before[1], "both have work"
 
 
 def test_one_of_two_servers_killed_in_mid_batch_and_then_the_other(policy, servers, still, suite, corpus):
@@ -270,29 +246,7 @@ def test_one_of_two_servers_killed_in_mid_batch_and_then_the_other(policy, serve
 
     killer = threading.Thread(target=kill_when_busy, args=(1,))
     killer.start()
-    with (
-        pytest.warns(UserWarning),
-        pytest.raises(EngineError, match="does not serve any more.*recorded nowhere"),
-    ):
+    ends = pytest.raises(EngineError, match="does not serve any more.*recorded nowhere")
+    with pytest.warns(UserWarning), ends:
         play(policy, suite, corpus, count=12, group_size=4)
     killer.join()
-
-
-def test_a_server_in_bfloat16_takes_adapters_and_what_it_gets_wrong_is_caught(processes):
-    (url, child, _) = until_ready(processes[2:])[0]
-    model, tokenizer = load_agent("nano", precision="bfloat16")
-    model = adapter_on(model, 0.03, rank=RANK)
-    recipe = Recipe(engine="server", server_urls=url, precision="bfloat16", temperature=1.0)
-    with make_policy(model, tokenizer, "server", recipe) as policy:
-        for number, size in enumerate([0.0, 2e-4, 1e-3, 3e-3, 1e-2, 2e-2, 3e-2, 4e-2, 5e-2, 8e-2]):
-            found = guard.sync(policy, moved(model, size, number), 1.0)
-            assert found.share is None or found.share == pytest.approx(1.0, abs=0.3), (size, found)
-        assert found.share is not None, found  # so large an effect tells
-        for fault in FAULTS:
-            with (
-                planted_in_sync(policy, model, fault, 0.08),
-                pytest.raises(EngineError, match="engine (shows|and trainer differ)"),
-            ):
-                guard.sync(policy, model, 1.0)
-        assert guard.sync(policy, model, 1.0).share == pytest.approx(1.0, abs=0.3)
-    kill(child)

@@ -15,11 +15,9 @@ from agentkit.policies.unsloth import import_first
 
 import_first("unsloth")
 
-import engines  # noqa: E402
 import torch  # noqa: E402
 from benchmarks.peer import as_batch, update  # noqa: E402
 from peft import PeftModel, get_peft_model_state_dict, set_peft_model_state_dict  # noqa: E402
-from survive import make_trainer  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from agentkit import Run, Suite, nano  # noqa: E402
@@ -27,7 +25,6 @@ from agentkit.lab import Lab  # noqa: E402
 from agentkit.policies.loading import load_agent  # noqa: E402
 from agentkit.policies.vllm import VllmPolicy  # noqa: E402
 from agentkit.recipe import Recipe  # noqa: E402
-from agentkit.records import EngineError  # noqa: E402
 from agentkit.training.loop import GRPO  # noqa: E402
 from agentkit.training.sft import cold_start, demonstrations  # noqa: E402
 
@@ -45,32 +42,12 @@ def make(folder: Path, engine: str, suite: Suite) -> GRPO:
 
 def batch(trainer: GRPO) -> dict[str, torch.Tensor]:
     """One group on real text, with tool tokens."""
-    ids = trainer.tokenizer("The population of Norway is 5,391,369 and its capital is Oslo. " * 12)[
-        "input_ids"
-    ]
+    text = "The population of Norway is 5,391,369 and its capital is Oslo. " * 12
+    ids = trainer.tokenizer(text)["input_ids"]
     completions = [ids[i : i + 40 + 5 * i] for i in range(4)]
     masks = [[int(t % 3 > 0) for t in range(len(row))] for row in completions]
     made = as_batch([ids[:30]] * 4, completions, masks, [1.0, -0.4, 0.3, -0.9])
     return {name: x.to(trainer.model.device) for name, x in made.items()}
-
-
-def faults(folder: Path) -> dict[str, str]:
-    """What becomes of a training in bfloat16 whose rollouts come from another policy, and of a sound one."""
-    found = {}
-    for fault in (*engines.FAULTS, "none"):
-        changes = {"beta": 0.0 if fault == "withheld" else 0.02, "max_turn_tokens": 64, "max_tokens": 128}
-        changes |= {"engine": "unsloth", "precision": "bfloat16", "deterministic": False, "steps": 2}
-        agent = load_agent("nano", precision="bfloat16")
-        trainer = make_trainer(folder / fault.replace(" ", "-"), agent=agent, **changes)
-        engines.move(trainer.model, 0.03)
-        if fault != "none":
-            engines.plant_in_batch(trainer, fault)
-        try:
-            trainer.train()
-            found[fault] = "went on"
-        except EngineError:
-            found[fault] = "stopped"
-    return found
 
 
 def main(folder: Path) -> None:
@@ -81,15 +58,14 @@ def main(folder: Path) -> None:
     cold_start(agent, tokenizer, shown, recipe, folder / "sft")
 
     ours, plain = make(folder, "unsloth", suite), make(folder, "transformers", suite)
-    own = get_peft_model_state_dict(ours.model)
+    own, theirs = (get_peft_model_state_dict(trainer.model) for trainer in (ours, plain))
     if torch.cuda.is_available():
         loaded = isinstance(ours.policy, VllmPolicy)
     else:
         loaded = hasattr(ours.model, "_unsloth_cpu_gradient_checkpointing")
     found = {"loaded": loaded, "adapters": list(ours.model.peft_config)}
-    found["same_layers"] = {n: tuple(x.shape) for n, x in own.items()} == {
-        n: tuple(x.shape) for n, x in get_peft_model_state_dict(plain.model).items()
-    }
+    layers = [[(name, x.shape) for name, x in sorted(given.items())] for given in (own, theirs)]
+    found["same_layers"] = layers[0] == layers[1]
     generator = torch.Generator().manual_seed(0)
     noise = {name: (0.1 * torch.randn(x.shape, generator=generator)).to(x) for name, x in own.items()}
     results = []
@@ -104,19 +80,13 @@ def main(folder: Path) -> None:
         trainer.model.zero_grad(set_to_none=True)
         set_peft_model_state_dict(trainer.model, before)
     (loss, gradient), (expected, reference) = results
-    found |= {
-        "loss_diff": abs(loss - expected),
-        "grad_diff": float((gradient - reference).norm() / reference.norm()),
-    }
-    found["grad_norm"] = float(reference.norm())
-    found["unshared"] = ours.unshared
+    found |= {"loss_diff": abs(loss - expected), "grad_norm": float(reference.norm())}
+    found |= {"grad_diff": float((gradient - reference).norm() / reference.norm()), "unshared": ours.unshared}
 
     result = ours.train()
     saved = AutoModelForCausalLM.from_pretrained(nano.DATA, dtype=ours.model.dtype).to(ours.model.device)
-    for adapter in (folder / "sft", ours.run.file("adapter")):
-        saved = PeftModel.from_pretrained(
-            saved.merge_and_unload() if hasattr(saved, "peft_config") else saved, str(adapter)
-        )
+    merged = PeftModel.from_pretrained(saved, str(folder / "sft")).merge_and_unload()
+    saved = PeftModel.from_pretrained(merged, str(ours.run.file("adapter")))
     moved = sum(float(x.abs().sum()) for n, x in get_peft_model_state_dict(saved).items() if "lora_B" in n)
     found |= {"steps": result["steps"], "best_step": result["best_step"], "moved": moved}
     base = ours.model.peft_config["default"].base_model_name_or_path
@@ -126,10 +96,8 @@ def main(folder: Path) -> None:
     with torch.no_grad():
         gap = (saved.eval()(ids).logits - ours.model.eval()(ids).logits).abs().max()
     found["adapter_gap"] = float(gap)
-    if torch.cuda.is_available():  # the faults of vLLM's engine: tests/gpu/run.sh vllm
+    if torch.cuda.is_available():
         found["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
-    else:
-        found["faults"] = faults(folder)
     print(json.dumps(found), flush=True)
 
 

@@ -18,9 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.utils import entropy_from_logits, selective_log_softmax
 
-from agentkit.lab import Lab
-from agentkit.records import Task
-from agentkit.runs import Recipe, Run
+from agentkit import Lab, Recipe, Run, Task
 from agentkit.training.adapters import lora
 from agentkit.training.loop import GRPO
 from agentkit.training.loss import Batch

@@ -17,11 +17,10 @@ from transformers import set_seed
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_template
 
+from agentkit import Suite, Task, Trajectory
 from agentkit.policies.loading import load_agent
 from agentkit.policies.transformers import TransformersPolicy
-from agentkit.records import Task, Trajectory
 from agentkit.rollouts import Limits, rollout
-from agentkit.tasks import Suite
 from agentkit.tools.corpus import Corpus
 from agentkit.tools.environments import CorpusEnvironment
 
