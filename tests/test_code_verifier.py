@@ -56,16 +56,8 @@ def test_methods_keywords_and_setup():
     assert value(program, tests=[{"args": [[1]], "kwargs": {"y": 2}, "expected": 3}], **options) == 1
 
 
-def test_values_are_compared_as_json_and_numbers_with_rounding():
-    assert value("def f(x): return {1: (x, 2), 'a': {}}", tests=[[[1], {"1": [1, 2], "a": {}}]]) == 1
-    assert value("def f(x): return 0.1 + 0.2", tests=[[[1], 0.3]]) == 1
-    assert value("def f(x): return 10**3000", tests=[[[1], 10**3000]]) == 1
-    assert value("def f(x): return float('nan')", tests=[[[1], float("nan")]]) == 0
-    assert value("def f(x): return True", tests=[[[1], 1]]) == 0
-    assert value("def f(x): return {1}", tests=[[[1], [1]]]) == 0
-
-
 GIVES = [
+    ("{1: (x, 2), 'a': {}}", {"1": [1, 2], "a": {}}, 1), ("10**3000", 10**3000, 1), ("True", 1, 0), ("{1}", [1], 0),
     ("0", 6.6e-34, 0), ("1e-13", 6.6e-34, 0), ("6.6e-34 * (1 + 1e-12)", 6.6e-34, 1), ("[1.0, 0.0]", [1.0, 1e-20], 0),
     ("float(10**18)", 10**18 + 1, 0), ("10**18 + 1", 10**18 + 1, 1), ("2.0", 2, 1), ("2.0000000001", 2, 0), ("2", 2.0, 1),
     ("10**400", 1e300, 0), ("6.02214076e23 * (1 + 1e-15)", 6.02214076e23, 1), ("6.03e23", 6.02e23, 0),
@@ -78,7 +70,7 @@ GIVES = [
 ]  # fmt: skip
 
 
-def test_numbers_are_compared_relative_to_what_is_expected():
+def test_values_are_compared_as_json_and_numbers_relative_to_what_is_expected():
     def judged(gives, expected):
         return value(f"def f(x): return {gives}", tests=[[[1], expected]], timeout_s=10)
 

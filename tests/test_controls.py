@@ -11,8 +11,8 @@ from agentkit.policies.loading import agent_of
 from agentkit.runs import SPLITS, Run, RunError, append_jsonl, write_jsonl, write_tasks
 from agentkit.runs.trajectory_files import read_trajectories, write_trajectories
 from agentkit.training import controls, jobs
-from agentkit.training.controls import fresh_demonstrations, grpo_tokens, train_control
-from agentkit.training.sft import demonstrations, token_count
+from agentkit.training.controls import fresh_demonstrations, train_control
+from agentkit.training.sft import demonstrations
 
 RECIPE = {"sft": False, "sft_transcripts": 1, "sft_batch": 8, "sft_learning_rate": 1e-3, "lora_r": 2,
           "prompts_per_step": 1, "group_size": 4, "micro_batch": 4,
@@ -35,14 +35,6 @@ def finished(suite, tokenizer, tmp_path) -> Run:
 
 def stored_in(run: Run, step: int) -> Path:
     return run.file("train", "trajectories", f"step_{step:05d}.parquet")
-
-
-def test_tokens_are_counted_over_steps(finished, tmp_path):
-    stored = finished.trajectories(1)
-    assert token_count(stored) == sum(len(t.prompt_ids) + len(t.completion_ids) for t in stored)
-    assert grpo_tokens(finished) == 2 * token_count(stored)
-    with pytest.raises(RunError, match="03_grpo"):
-        grpo_tokens(Run.create(tmp_path / "none"))
 
 
 def test_more_demonstrations_are_drawn_anew_and_of_every_task(suite, tokenizer):

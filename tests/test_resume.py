@@ -111,17 +111,6 @@ def test_rows_and_trajectories_after_the_checkpoint_are_cut(stopped, whole, tmp_
     assert alarms[0] == alarms[1]
 
 
-def test_the_best_adapter_comes_back_with_the_checkpoint(stopped, tmp_path):
-    path = copy_of(stopped, tmp_path)
-    kept = path / "train" / "checkpoints" / "checkpoint-5" / "best" / "adapter_model.safetensors"
-    best = kept.read_bytes()
-    trainer = make_trainer(path)
-    with trainer.saves:
-        trainer.saves.go_on()
-    assert (path / "adapter" / "adapter_model.safetensors").read_bytes() == best
-    assert trainer.best == (0.0, 4) and trainer.done == 5
-
-
 def goes_on(path: Path, **changes) -> int:
     """The step from which a trainer of the run would go on."""
     trainer = make_trainer(path, **changes)

@@ -166,13 +166,6 @@ def test_code_keeps_its_share_of_tests_and_no_code_is_minus_one():
     assert components.outcome(code, trajectory([], success=0.0, answer=None)) == -1.0
 
 
-def test_the_seeds_wrong_answers_score_minus_one_point_one_when_its_reward_never_fires():
-    never_fires = trajectory([], success=0.0, tokens=7_480 + 300)
-    assert rewards.score(TASK, never_fires, rewards.tcr()).reward == pytest.approx(-1.1)
-    fires = trajectory([FIRST], [SECOND], [], success=0.0, tokens=7_480 + 300)
-    assert rewards.score(TASK, fires, rewards.tcr()).reward == pytest.approx(-0.9)
-
-
 def test_overlong_at_100_tokens_with_a_buffer_of_40():
     for tokens, dapo, coded in ((60, 0, 0), (70, -0.25, -0.25), (100, -1, -1), (140, -1, -2)):
         tried = trajectory([], tokens=tokens)

@@ -17,7 +17,7 @@ from agentkit.runs import Run, read_jsonl
 from agentkit.training import advantages
 from agentkit.training.advantages import teaches_nothing
 from agentkit.training.loop import GRPO
-from agentkit.training.selection import fresh_tasks, left_out, select
+from agentkit.training.selection import left_out, select
 from agentkit.trajectories import is_dead, is_truncated, reward_range
 
 GOOD = ToolResult("search", {}, "found", ok=True)
@@ -92,13 +92,6 @@ def test_select_counts_what_it_did():
     assert [t.task_id for t in found.trajectories][::2] == ["c", "d2", "a", "b"]
     expected = {"dead": 1, "dead_sampled": 2, "replaced": 1, "dropped": 0, "extra": 6, "left_out": 0}
     assert found.counts == expected
-
-
-def test_fresh_tasks_are_unused_shuffled_and_fixed_by_the_seed():
-    everything = tasks(*"abcdefgh")
-    found = fresh_tasks(everything, ["a", "b"], 1)
-    assert {t.id for t in found} == set("cdefgh") and found == fresh_tasks(everything, ["a", "b"], 1)
-    assert found != fresh_tasks(everything, ["a", "b"], 2)
 
 
 # ---- in training

@@ -54,13 +54,7 @@ GUIDE = Path(__file__).parents[1] / "docs" / "own-model.md"
 class Library:
     """Replies by number."""
 
-    replies = (
-        "Paris.",
-        'a "quoted" line\nand another',
-        "  indented\n  lines \n",
-        "[1] Zoë, 東京\t🙂",
-        '{"a": 1} \\ \'',
-    )
+    replies = ("Paris.", 'a "quoted" line\nand another', "  indented\n  lines \n", "[1] Zoë, 東京\t🙂 \\ '")
 
     def reset(self) -> None:
         """Nothing to forget."""
@@ -98,10 +92,8 @@ class Dialogue:
 
     def __init__(self, codec: ChatCodec, rng: random.Random):
         self.codec, self.rng, self.turns = codec, rng, []
-        self.messages = [
-            {"role": "system", "content": codec.system_prompt},
-            {"role": "user", "content": QUESTION},
-        ]
+        told = {"system": codec.system_prompt, "user": QUESTION}
+        self.messages = [{"role": role, "content": text} for role, text in told.items()]
         for _ in range(rng.randint(1, 4)):
             numbers = [rng.randrange(len(Library.replies)) for _ in range(rng.randint(1, 3))]
             calls = [format_call("look_up", {"number": i}, codec.format, codec.tools) for i in numbers]

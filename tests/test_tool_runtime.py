@@ -119,43 +119,36 @@ def test_public_methods_are_tools_and_properties_are_not_touched():
 
 
 # ---- arguments
+BAD = [
+    ("fly", {}, "there is no tool 'fly'; there are "), ("_private", {}, "there is no tool '_private'"),
+    ("reset", {}, "there is no tool 'reset'"), ("costly", {}, "there is no tool"),
+    ("x" * 10_000, {}, f"there is no tool '{'x' * 60}'"), ("add", {}, "add needs the argument 'a'."),
+    ("add", {"a": 1, "c": 2}, "add has no argument 'c'; it takes a, b."),
+    ("add", {"a": "1"}, "add: 'a' must be an integer."), ("add", {"a": True}, "add: 'a' must be an integer."),
+    ("half", {"x": "1"}, "half: 'x' must be a number."), ("later", {"text": 1}, "later: 'text' must be a string."),
+    ("many", {"items": {}, "options": {}, "flag": True}, "many: 'items' must be a list."),
+    ("many", {"items": [], "options": [], "flag": True}, "many: 'options' must be an object."),
+    ("many", {"items": [], "options": {}, "flag": 1}, "many: 'flag' must be true or false."),
+    ("paint", {"colours": "red"}, "paint: 'colours' must be a list."),
+]  # fmt: skip
+GOOD = [
+    ("add", {"b": 2, "a": 1}, "3"), ("half", {"x": 3}, "1.5"), ("anything", {"x": 1, "y": 2}, "['x', 'y']"),
+    ("many", {"items": [1], "options": {"a": 1}, "flag": False}, "1 1 False"), ("odd", {"x": 1}, "got 1"),
+    ("paint", {"colours": ["red"]}, "['red'] Colour.BLUE"), ("later", {"text": "hello"}, "hello"),
+    ("paint", {"colours": [], "last": "red"}, "[] red"),  # as JSON has it, and as TRL hands it over
+    ("still", {"text": "hello"}, "hello"), ("nothing", {}, "None"), ("surrogate", {}, "a\ud800"),
+]  # fmt: skip
+
+
 def test_a_bad_call_is_told_what_to_mend():
-    for name, arguments, observation in (
-        ("fly", {}, "there is no tool 'fly'; there are "),
-        ("_private", {}, "there is no tool '_private'"),
-        ("reset", {}, "there is no tool 'reset'"),
-        ("costly", {}, "there is no tool"),
-        ("x" * 10_000, {}, f"there is no tool '{'x' * 60}'"),
-        ("add", {}, "add needs the argument 'a'."),
-        ("add", {"a": 1, "c": 2}, "add has no argument 'c'; it takes a, b."),
-        ("add", {"a": "1"}, "add: 'a' must be an integer."),
-        ("add", {"a": True}, "add: 'a' must be an integer."),
-        ("half", {"x": "1"}, "half: 'x' must be a number."),
-        ("many", {"items": {}, "options": {}, "flag": True}, "many: 'items' must be a list."),
-        ("many", {"items": [], "options": [], "flag": True}, "many: 'options' must be an object."),
-        ("many", {"items": [], "options": {}, "flag": 1}, "many: 'flag' must be true or false."),
-        ("later", {"text": 1}, "later: 'text' must be a string."),
-        ("paint", {"colours": "red"}, "paint: 'colours' must be a list."),
-    ):
+    for name, arguments, observation in BAD:
         result = run(name, arguments)
         assert not result.ok and result.observation.startswith(f"Error: {observation}"), name
         assert len(result.observation) < 500 and (result.name, result.arguments) == (name, arguments)
 
 
 def test_a_good_call_runs():
-    for name, arguments, observation in (
-        ("add", {"b": 2, "a": 1}, "3"),
-        ("half", {"x": 3}, "1.5"),
-        ("many", {"items": [1], "options": {"a": 1}, "flag": False}, "1 1 False"),
-        ("anything", {"x": 1, "y": 2}, "['x', 'y']"),
-        ("odd", {"x": 1}, "got 1"),
-        ("paint", {"colours": ["red"]}, "['red'] Colour.BLUE"),
-        ("paint", {"colours": [], "last": "red"}, "[] red"),  # as JSON has it, and as TRL hands it over
-        ("later", {"text": "hello"}, "hello"),
-        ("still", {"text": "hello"}, "hello"),
-        ("nothing", {}, "None"),
-        ("surrogate", {}, "a\ud800"),
-    ):
+    for name, arguments, observation in GOOD:
         result = run(name, arguments)
         assert (result.ok, result.observation) == (True, observation) and result.seconds >= 0
 

@@ -47,14 +47,15 @@ def forgetful():
 
 def latent():
     """A model that makes keys and values anew from what the cache holds (multi-head latent attention)."""
-    sizes = {
+    sizes = dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 4)
+    sizes |= {
         "q_lora_rank": 8,
         "kv_lora_rank": 8,
-        "qk_rope_head_dim": 4,
-        "qk_nope_head_dim": 4,
-        "v_head_dim": 4,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
     }
-    sizes |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
     sizes |= {"moe_intermediate_size": 16, "num_key_value_heads": 4, "head_dim": 4}
     return tiny(transformers.DeepseekV3ForCausalLM, transformers.DeepseekV3Config, **sizes)
 

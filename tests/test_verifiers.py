@@ -19,7 +19,6 @@ from agentkit.records import StopReason, ToolResult, Trajectory, Turn
 from agentkit.verifiers import KINDS, MAX_ANSWER, SHIPPED, answer_of, check, numbers, register
 from agentkit.verifiers.numbers import parse_number
 from agentkit.verifiers.protocol import final_answer
-from agentkit.verifiers.words import normalize
 
 TEXT = st.text(st.characters(), max_size=40)
 
@@ -99,7 +98,8 @@ def test_programs_and_verifiers_of_the_users_see_every_line():
     assert answer_of(Task("t", "?", "", "code"), fenced).answer == fenced
     essay = Task("t", "?", "", "judge")
     assert answer_of(essay, "I think.\nAnswer: one\ntwo").answer == "one\ntwo"
-    assert "more than 20000" in answer_of(essay, "x" * 20_001).why
+    assert answer_of(essay, long := "Answer: " + "word " * 2_000 + "end").answer == long[8:]
+    assert final_answer(long).answer is None and "more than 20000" in answer_of(essay, "x" * 20_001).why
 
 
 # ---- exact
@@ -124,11 +124,6 @@ def test_words_are_compared_by_our_rule_and_by_the_published_ones():
     assert wrong_verdicts("exact", EXACT) == []
     for rule, rows in (("gaia", GAIA), ("squad", SQUAD)):
         assert wrong_verdicts("exact", [(*row[:2], {"rule": rule}, row[2]) for row in rows]) == []
-
-
-@given(TEXT)
-def test_normalising_twice_changes_nothing(text):
-    assert normalize(normalize(text)) == normalize(text)
 
 
 # ---- numeric
@@ -321,14 +316,6 @@ def test_a_users_verifier_that_fails_is_unscored(kinds):
     failed = [check("raising", answer, "7") for answer in ("exit", "silent")]
     for score in (*failed, check("whole", "seven", "7"), check("whole", "7", "7", tolerance=1)):
         assert score.value is None and "verifier failed" in score.why
-
-
-def test_a_users_verifier_sees_long_answers(kinds):
-    register({"essay": lambda answer, gold: float(len(answer) > 5_000)})
-    long, essay = "Answer: " + "word " * 2_000 + "end", Task("t", "?", "x", "essay")
-    assert final_answer(long).answer is None and verify(Task("t", "?", "x", "exact"), long).value == 0
-    assert verify(essay, answer_of(essay, long).answer).value == 1
-    assert "20001 characters; 20000" in check("essay", "x" * 20_001, "gold").why
 
 
 def test_registering_replaces_the_users_own_and_no_shipped_kind(kinds):

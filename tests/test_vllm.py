@@ -153,17 +153,6 @@ def test_a_request_samples_the_same_in_any_company(engine):
     assert len(many) > 8, "each request has a seed of its own"
 
 
-def test_an_engine_that_was_given_gets_the_adapter_only_and_outlives_the_policy(engine, agent):
-    """As Unsloth's, which reads the weights of the model it trains."""
-    model, _ = agent
-    engine._engine.remove_lora(engine._adapter.lora_int_id)
-    with VllmPolicy(*agent, "again", engine=engine._engine) as policy:
-        for size in (0.0, 0.03):
-            move(model, size)
-            assert guard.sync(policy, model, 1.0).largest < 1e-3
-    assert guard.sync(engine, model, 1.0).largest < 1e-3
-
-
 def test_an_engine_that_dies_in_mid_batch_ends_the_rollout_with_one_message(engine, suite, corpus):
     """Last of the tests of an engine: it is gone afterwards."""
     runner, calls = engine._engine.engine_core.engine_core.model_executor, []

@@ -39,13 +39,8 @@ def case(
 ) -> dict[str, Any]:
     """One case: both sides, and ours / peer of each pair of repeats; peer / ours where ``inverse``."""
     ratios = [b / a if inverse else a / b for a, b in zip(ours, peer, strict=True)]
-    return {
-        "case": name,
-        "unit": unit,
-        "ours": spread(ours),
-        "peer": spread(peer),
-        "ratio": spread(ratios),
-    } | more
+    spreads = {"ours": spread(ours), "peer": spread(peer), "ratio": spread(ratios)}
+    return {"case": name, "unit": unit} | spreads | more
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:

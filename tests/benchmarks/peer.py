@@ -102,30 +102,25 @@ def moved(trainer: Any) -> Any:
     return trainer
 
 
+Rows = list[list[int]]
+
+
 def as_batch(
-    prompts: list[list[int]],
-    completions: list[list[int]],
-    masks: list[list[int]],
-    advantages: list[float],
-    pad: int = 0,
+    prompts: Rows, completions: Rows, masks: Rows, advantages: list[float]
 ) -> dict[str, torch.Tensor]:
     """A batch as TRL hands it to its loss: prompts padded on the left, completions and masks on the right."""
-    ones = [[1] * len(row) for row in completions]
-    completion_mask, tool_mask = _padded(ones, 0), _padded(masks, 0)
-    return {
-        "prompt_ids": _padded(prompts, pad, "left"),
-        "prompt_mask": _padded([[1] * len(row) for row in prompts], 0, "left"),
-        "completion_ids": _padded(completions, pad),
-        "completion_mask": completion_mask,
-        "tool_mask": tool_mask,
-        "advantages": torch.tensor(advantages),
-        "num_items_in_batch": (completion_mask * tool_mask).sum(),
-    }
+    batch = {"prompt_ids": _padded(prompts, "left"), "prompt_mask": _padded(_ones(prompts), "left")}
+    batch |= {"completion_ids": _padded(completions), "completion_mask": _padded(_ones(completions))}
+    batch |= {"tool_mask": _padded(masks), "advantages": torch.tensor(advantages)}
+    return batch | {"num_items_in_batch": (batch["completion_mask"] * batch["tool_mask"]).sum()}
 
 
-def _padded(rows: list[list[int]], value: int, side: str = "right") -> torch.Tensor:
-    tensors = [torch.tensor(row) for row in rows]
-    return pad_sequence(tensors, batch_first=True, padding_value=value, padding_side=side)
+def _ones(rows: Rows) -> Rows:
+    return [[1] * len(row) for row in rows]
+
+
+def _padded(rows: Rows, side: str = "right") -> torch.Tensor:
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_side=side)
 
 
 def as_ours(batch: dict[str, torch.Tensor], old: torch.Tensor | None = None) -> Batch:

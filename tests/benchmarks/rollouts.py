@@ -17,7 +17,7 @@ from transformers import set_seed
 from trl import GRPOConfig, GRPOTrainer
 from trl.chat_template_utils import qwen3_template
 
-from agentkit import Suite, Task, Trajectory
+from agentkit import Suite, Task
 from agentkit.policies.loading import load_agent
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.rollouts import Limits, rollout
@@ -28,23 +28,14 @@ from .common import case, main, messages, report
 
 TURNS, TURN_TOKENS, TEMPERATURE = 6, 72, 0.7
 GROUP = 8
-# case: tool latency in seconds, tasks, repeats; 64 trajectories in full. TRL waits for every call in turn, so
-# quick has fewer
-FULL = {
-    "trl_tools_0ms": (0.0, 8, 5),
-    "trl_tools_50ms": (0.05, 8, 3),
-    "trl_tools_500ms": (0.5, 8, 3),
-    "trl_env_0ms": (0.0, 8, 3),
-}
-QUICK = {
-    "trl_tools_0ms": (0.0, 2, 1),
-    "trl_tools_50ms": (0.05, 1, 1),
-    "trl_tools_500ms": (0.5, 1, 1),
-    "trl_env_0ms": (0.0, 2, 1),
+# case: tool latency in seconds, repeats of 8 tasks, and how many tasks are quick: TRL waits for each call in turn
+CASES = {
+    "trl_tools_0ms": (0.0, 5, 2),
+    "trl_tools_50ms": (0.05, 3, 1),
+    "trl_tools_500ms": (0.5, 3, 1),
+    "trl_env_0ms": (0.0, 3, 2),
 }
 Run = Callable[[int], float]  # seed -> sampled tokens of a trajectory, on average
-
-
 Factory = Callable[[], CorpusEnvironment]
 
 
@@ -69,46 +60,38 @@ def bench_rollouts(quick: bool = False) -> dict[str, Any]:
     suite = Suite.build({"families": ["A", "B"], "n_tasks": 40, "seed": 11}, corpus=corpus).tasks
     peers = {"trl_tools": _trl_tools, "trl_env": _trl_environments}
     cases = []
-    for name, (latency, count, repeats) in (QUICK if quick else FULL).items():
-        environment = _slow(latency, corpus)
-        tasks = suite[:count]
+    for name, (latency, repeats, few) in CASES.items():
+        environment, tasks = _slow(latency, corpus), suite[: few if quick else 8]
         ours, peer = _ours(tasks, environment), peers[name.rpartition("_")[0]](tasks, environment)
         if name == "trl_tools_0ms":  # warm-up of model and tools, not counted
             ours(-1)
             peer(-1)
-        cases.append(_case(name, ours, peer, repeats, count * GROUP))
+        cases.append(_case(name, ours, peer, 1 if quick else repeats, len(tasks) * GROUP))
     return report("rollouts", cases)
 
 
 def _case(name: str, ours: Run, peer: Run, repeats: int, trajectories: int) -> dict[str, Any]:
-    rates: tuple[list[float], list[float]] = ([], [])
-    tokens: tuple[list[float], list[float]] = ([], [])
+    rates, tokens = ([], []), ([], [])
     for seed in range(repeats):
         for side, run in enumerate((ours, peer)):
             set_seed(seed + 1)  # which TRL draws from
             start = time.perf_counter()
             tokens[side].append(run(seed))
             rates[side].append(trajectories / (time.perf_counter() - start))
-    more = {
-        "trajectories": trajectories,
-        "tokens_per_trajectory": {"ours": fmean(tokens[0]), "peer": fmean(tokens[1])},
-    }
-    return case(name, "trajectories/s", *rates, **more)
+    means = dict(zip(("ours", "peer"), map(fmean, tokens), strict=True))
+    return case(name, "trajectories/s", *rates, trajectories=trajectories, tokens_per_trajectory=means)
 
 
 def _ours(tasks: Sequence[Task], environment: Factory) -> Run:
     policy = TransformersPolicy(*load_agent("nano"))
 
-    def run(seed: int) -> float:
-        return fmean(sum(t.action_mask) for t in _rollout(tasks, policy, environment, seed))
-
-    return run
-
-
-def _rollout(tasks: Sequence[Task], policy: Any, environment: Factory, seed: int) -> list[Trajectory]:
     limits = Limits(max_turns=TURNS, max_turn_tokens=TURN_TOKENS, max_tokens=TURNS * TURN_TOKENS)
     options = {"environment": environment, "group_size": GROUP, "temperature": TEMPERATURE, "limits": limits}
-    return rollout(tasks, policy, seed=seed + 1, **options)
+
+    def run(seed: int) -> float:
+        return fmean(sum(t.action_mask) for t in rollout(tasks, policy, seed=seed + 1, **options))
+
+    return run
 
 
 # ---- stock TRL
@@ -148,14 +131,9 @@ def _trainer(tasks: Sequence[Task], **tools: Any) -> Any:
         max_tool_calling_iterations=TURNS - 1, temperature=TEMPERATURE, use_cpu=True, bf16=False,
         report_to="none",
     )  # fmt: skip
-    return GRPOTrainer(
-        model=model,
-        args=config,
-        reward_funcs=lambda completions, **_: [0.0] * len(completions),
-        train_dataset=Dataset.from_list([{"prompt": messages(task)} for task in tasks]),
-        processing_class=tokenizer,
-        **tools,
-    )
+    rows = Dataset.from_list([{"prompt": messages(task)} for task in tasks])
+    nothing = lambda completions, **_: [0.0] * len(completions)  # noqa: E731
+    return GRPOTrainer(model, nothing, config, rows, processing_class=tokenizer, **tools)
 
 
 def _trl(trainer: Any, tasks: Sequence[Task], prepare: Callable[[int], None]) -> Run:

@@ -97,12 +97,10 @@ def _compare(pair: tuple[Any, Any], batch: dict[str, Any], repeats: int) -> dict
             seconds[side].append(took)
             peaks[side].append(peak)
     ours, peer = (logprobs(trainer, batch) for trainer in pair)
-    return {
-        "seconds": seconds,
-        "logp_diff": float((ours - peer).abs().max()),
-        "grad_diff": float((gradients[0] - gradients[1]).norm() / gradients[1].norm()),
-        "peak_mb": {"ours": round(max(peaks[0]), 1), "peer": round(max(peaks[1]), 1)},
-    }
+    differ = float((gradients[0] - gradients[1]).norm() / gradients[1].norm())
+    memory = {"ours": round(max(peaks[0]), 1), "peer": round(max(peaks[1]), 1)}
+    found = {"logp_diff": float((ours - peer).abs().max()), "grad_diff": differ, "peak_mb": memory}
+    return found | {"seconds": seconds}
 
 
 def _peak_mb(work: Callable[[], Any]) -> tuple[float, Any]:
