@@ -1,7 +1,5 @@
 """Real servers for the tests of remote tools: ``python remote_servers.py stdio | http PORT | openenv PORT``."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Text into tokens: prompts are the template's, and nothing a tool or a question says steers the chat."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 from pathlib import Path

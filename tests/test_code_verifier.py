@@ -1,7 +1,5 @@
 """The code verifier: what passes, what fails, and programs that try to pass without being right."""
 
-from __future__ import annotations
-
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor

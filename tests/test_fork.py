@@ -3,7 +3,7 @@
 import gzip
 import json
 import re
-from functools import partial
+from functools import partial, wraps
 
 import pytest
 
@@ -104,12 +104,8 @@ class Counting(CorpusEnvironment):
     def reset(self, **row):
         self.calls = 0
 
+    @wraps(CorpusEnvironment.search)
     def search(self, query: str) -> str:
-        """Look something up.
-
-        Args:
-            query: What to look up.
-        """
         self.calls += 1
         return super().search(query)
 
@@ -128,12 +124,8 @@ def test_the_state_is_that_of_the_whole_continuation(policy, rolled):
 class Clock(CorpusEnvironment):
     ticks = 0
 
+    @wraps(CorpusEnvironment.search, updated=())  # without what is declared of it, such as that it is pure
     def search(self, query: str) -> str:
-        """Look something up.
-
-        Args:
-            query: What to look up.
-        """
         Clock.ticks += 1
         return f"tick {Clock.ticks}"
 

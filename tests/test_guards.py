@@ -189,12 +189,3 @@ def test_validation_is_spread_over_a_suite_that_goes_family_by_family():
     counts = Counter(spread_over(suite, 40))
     assert sum(counts.values()) == 40 and min(counts.values()) >= 11
     assert spread_over(suite, 500) == suite and spread_over([], 40) == []
-
-
-def test_alarms_see_a_batch_once_whatever_the_number_of_its_optimiser_steps(tmp_path):
-    trainer = make_trainer(tmp_path / "run", prompts_per_step=4, minibatches=2, steps=4)
-    trainer.train()
-    rows = list(read_jsonl(tmp_path / "run" / "train" / "metrics.jsonl"))
-    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
-    assert [step.number for step in trainer._watch.history] == [0, 2, 4]
-    assert all(step["trajectories"] == 16 for step in trainer._watch.history[1:])

@@ -2,8 +2,6 @@
 judge.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sqlite3

@@ -1,7 +1,5 @@
 """Several processes: they open the lab themselves, and two train one adapter."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -1,7 +1,5 @@
 """The memory plan: counted on tensors without content, and checked against what a real update needs."""
 
-from __future__ import annotations
-
 import copy
 import json
 from dataclasses import replace

@@ -1,10 +1,9 @@
 """Environments made elsewhere run here unchanged, ours run in stock TRL, and both keep to the protocol."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
+from functools import wraps
 
 import pytest
 from conformance import ROW, EnvironmentConformance
@@ -152,12 +151,8 @@ def test_an_environment_runs_in_stock_trl(suite, tmp_path):
             self.resets += 1
             return super().reset(**row)
 
+        @wraps(CorpusEnvironment.search)
         def search(self, query: str) -> str:
-            """Search facts.
-
-            Args:
-                query: What to look up.
-            """
             self.ran += 1
             return CorpusEnvironment.search(self, query)
 

@@ -1,7 +1,5 @@
 """Tools on real servers, an MCP server's over stdio and HTTP and an OpenEnv server's, which may go away."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -63,12 +63,6 @@ def test_files_and_input_reach_the_program():
     assert found.stdout == "é b'\\x00\\xff' 7 in\n"  # whatever kind of text a data set holds
 
 
-def test_what_was_printed_before_a_stop_is_kept():
-    result = run_python("print('before')\nwhile True: pass", timeout_s=2)
-    assert (result.status, result.stdout) == ("timeout", "before\n")
-    assert result.stderr == "the time limit was reached\n"
-
-
 def test_output_is_cut_at_its_limit():
     exact = run_python(f"print('x' * {zygote.MAX_OUTPUT - 1})")
     assert exact.status == "ok" and len(exact.stdout) == zygote.MAX_OUTPUT

@@ -176,5 +176,7 @@ def test_a_batch_of_rollouts_is_split_into_optimiser_steps(tmp_path):
     assert [("rollout_seconds" in row) for row in rows] == [True, False, True, False]
     assert all(row["grad_norm"] > 0 for row in rows)
     assert rows[0]["kl"] < 1e-6 < rows[2]["kl"], "from the model without its adapter"
+    assert [step.number for step in trainer._watch.history] == [0, 2, 4], "alarms see a batch once"
+    assert all(step["trajectories"] == 16 for step in trainer._watch.history[1:])
     with pytest.raises(RecipeError, match="minibatches 3 must divide the 4 forward and backward passes"):
         Recipe.from_mapping({"minibatches": 3, "prompts_per_step": 4, "group_size": 4, "micro_batch": 4})

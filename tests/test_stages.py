@@ -1,7 +1,5 @@
 """Stages: what makes one done, stale or anew, one call at a time, and lab files as modules."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

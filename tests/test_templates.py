@@ -3,8 +3,6 @@
 ``python tests/test_templates.py`` prints the table of docs/own-work.md.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import random

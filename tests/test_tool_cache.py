@@ -2,8 +2,6 @@
 is told.
 """
 
-from __future__ import annotations
-
 import asyncio
 import linecache
 import sqlite3

@@ -2,8 +2,6 @@
 a parser.
 """
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,7 +1,5 @@
 """The tools: right on literals, and a sentence in bounded time for whatever else they are given."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import threading

@@ -104,17 +104,6 @@ def test_what_teaches_nothing_is_not_computed_and_counts_in_every_denominator(tr
     assert len(seen) == 1 + 2, "one pass of two was left out"
 
 
-def test_a_batch_that_is_dead_or_masked_altogether_moves_nothing(trajectories, tmp_path):
-    trainer = trainer_of(tmp_path / "run", beta=0.0)
-    for batch in (
-        batch_of(trajectories, [0.0] * 8),
-        replace(batch_of(trajectories), mask=batch_of(trajectories).mask & False),
-    ):
-        row = trainer.update(batch)
-        assert row["loss"] == 0.0 == row["grad_norm"] == row["clip_fraction"]
-        assert "entropy" not in row and "kl" not in row, "no token was scored"
-
-
 def test_observation_targets_change_neither_loss_nor_gradient(trajectories, tmp_path):
     """Targets, not inputs: what stands for tool tokens in the loss is replaced, the context stays."""
     trainer, batch = trainer_of(tmp_path / "run"), batch_of(trajectories)
@@ -125,18 +114,6 @@ def test_observation_targets_change_neither_loss_nor_gradient(trajectories, tmp_
     assert sums == other and torch.equal(grad, expected)
     unmasked = replace(batch, mask=batch.real[:, 1:].bool())
     assert not torch.allclose(gradient(trainer, unmasked)[1], expected, atol=1e-6)
-
-
-def test_sampled_and_recomputed_log_probabilities_agree(tmp_path):
-    """The ratio of the first update is one: what sampling recorded is what the trainer computes."""
-    trainer, kept = make_trainer(tmp_path / "run", steps=1), []
-    update = trainer.update
-    trainer.update = lambda batch, lessons: (
-        kept.append((batch, trainer.logprobs(batch, batch.mask))) or update(batch)
-    )
-    trainer.train()
-    batch, own = kept[0]
-    assert batch.mask.any() and torch.allclose(own[batch.mask], batch.old[batch.mask], atol=1e-4)
 
 
 LOG2, LOG3 = 0.6931472, 1.0986123

@@ -1,7 +1,5 @@
 """The verifier is the reward: what must pass, what must not, and what it cannot judge. Bounded on any text."""
 
-from __future__ import annotations
-
 import math
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -7,8 +7,6 @@ not stand where the protocol looks, "accepted, though wrong" for a known fault, 
 gold answer cannot be read.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -6,8 +6,6 @@ ERR (a Python error that the program sees, the run goes on), KILL (stopped at a 
 nothing).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 ERR, FINE = ("error",), ("ok",)

@@ -2,8 +2,6 @@
 verdict.
 """
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 that stays text.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Every hostile program: its stated outcome, in time, and nothing left behind."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading
