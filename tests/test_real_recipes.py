@@ -22,9 +22,9 @@ from agentkit.training import memory
 BUDGET = {"n_tasks": 20, "sft_tasks": 0, "sft_transcripts": 1, "sft_epochs": 1, "test_samples": 1, "steps": 1, "prompts_per_step": 2,
           "group_size": 2, "micro_batch": 2, "max_turns": 2, "max_turn_tokens": 12, "max_tokens": 300, "val_every": 1, "val_tasks": 1,
           "max_batch": 8, "preflight": "off"}  # fmt: skip
-ELSEWHERE = {  # in test_notebooks, _image, _tcr, _ordebug and _drawing
+ELSEWHERE = {  # in test_notebooks, _image, _tcr, _ordebug, _drawing and _autopsies
     *("nano", "nano-image", "image-27b", "nano-tcr", "tcr-4b"),
-    *("nano-ordebug", "nano-drawing", "drawing-0.5b"),
+    *("nano-ordebug", "nano-drawing", "drawing-0.5b", "autopsies"),
 }
 RECIPES = sorted({path.stem for path in (project_root() / "params").glob("*.yaml")} - ELSEWHERE - {"prices"})
 
