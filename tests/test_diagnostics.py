@@ -352,4 +352,4 @@ def test_the_best_validation_is_told_on_tasks_that_did_not_choose_it():
     assert fresh_half(pd.DataFrame(steps)) == ""
     assert fresh_half(pd.DataFrame(steps | halves)).startswith(" (30.0% on a half")
     told = answers(pd.DataFrame(steps | halves))["Did it learn?"]
-    assert "50.0% at its best, step 20 (30.0% on a half of the tasks that did not choose the step)" in told
+    assert "50.0% at its best, step 20 (30.0% on tasks that did not choose the step)" in told

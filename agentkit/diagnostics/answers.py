@@ -97,7 +97,7 @@ def fresh_half(metrics: pd.DataFrame) -> str:
         return ""
     chosen = [rows.loc[rows[half][::-1].idxmax()] for half in halves]  # of equals the last, as in training
     fresh = fmean([chosen[0][halves[1]], chosen[1][halves[0]]])
-    return f" ({fresh:.1%} on a half of the tasks that did not choose the step)"
+    return f" ({fresh:.1%} on tasks that did not choose the step)"
 
 
 def _ends(known: pd.Series) -> tuple[float, float]:

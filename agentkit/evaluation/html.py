@@ -14,7 +14,8 @@ from urllib.parse import quote
 
 from markupsafe import Markup, escape
 
-_AMOUNT = re.compile(r"[-+−]?[$€£]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?(?![\w.])")  # no version and no hash
+# no version, no hash and no sentence
+_AMOUNT = re.compile(r"(?!.{30})[-+−]?[$€£]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?(?![\w.])")
 # control characters, marks of reading direction, invisible ones and lone surrogates
 _UNSEEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"

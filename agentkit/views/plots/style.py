@@ -33,7 +33,7 @@ TEMPLATE = go.layout.Template(
         "title": {"x": 0, "xref": "paper", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top"}
         | {"pad": {"t": 16}, "font": {"size": 17}, "subtitle": {"font": {"size": 13}}},
         "xaxis": _AXIS | {"showgrid": False, "dividercolor": GRID},
-        "yaxis": _AXIS,
+        "yaxis": _AXIS | {"ticklabelstandoff": 4},
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"},
         "margin": {"l": 60, "r": 20, "t": 90, "b": 55},
         "hoverlabel": {"font": {"size": 12}},

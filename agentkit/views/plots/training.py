@@ -55,7 +55,7 @@ def training_curves(metrics: pd.DataFrame) -> go.Figure:
     if not panels:
         return empty("No optimiser step is recorded yet", "What did training do?")
     rows, window = -(-len(panels) // PANEL_WIDTH), _window(len(metrics))
-    gap = {"horizontal_spacing": 0.09, "vertical_spacing": 0.38 / rows}
+    gap = {"horizontal_spacing": 0.12, "vertical_spacing": 0.38 / rows}
     figure = make_subplots(rows, PANEL_WIDTH, subplot_titles=[title for _, title, _ in panels], **gap)
     for i, (wanted, _, unit) in enumerate(panels):
         place = {"row": i // PANEL_WIDTH + 1, "col": i % PANEL_WIDTH + 1}
@@ -81,7 +81,10 @@ def training_curves(metrics: pd.DataFrame) -> go.Figure:
 
 def _legend(curves: Sequence[go.Scatter]) -> str:
     """The curves' names in their colours, two in a line: a panel on a narrow page holds no more."""
-    names = [f'<span style="color:{c.line.color}; font-size:11px">● {c.name}</span>' for c in curves]
+    names = [
+        f'<span style="font-size:11px"><span style="color:{c.line.color}">●</span> {c.name}</span>'
+        for c in curves
+    ]
     return "<br>".join("  ".join(names[i : i + 2]) for i in range(0, len(names), 2))
 
 
@@ -119,7 +122,12 @@ def _draw_validation(figure: go.Figure, metrics: pd.DataFrame, **place: Any) -> 
 
 
 def _style_axes(figure: go.Figure, most: float, least: float, unit: str, **place: int) -> None:
-    figure.update_yaxes(title_text=unit, rangemode="tozero" if least >= 0 else "normal", **place)
+    figure.update_yaxes(
+        title_text=unit,
+        rangemode="tozero" if least >= 0 else "normal",
+        exponentformat="e" if abs(most) < 1e-3 else "B",  # 1e-7, which "B" would write as 100n
+        **place,
+    )
     if unit.startswith("share"):
         bound = [0, 1.03] if most > 0.5 else [0, 0.05] if most == 0 else None  # plotly would make it 100 %
         figure.update_yaxes(tickformat=".0%" if most > 0.05 else ".1%", range=bound, **place)

@@ -28,7 +28,7 @@ const STYLE = `
 .ak .right {color:var(--good); font-weight:600}
 .ak .wrong {color:var(--bad); font-weight:600}
 .ak .none {padding:24px 12px; color:var(--soft)}
-.ak .columns {display:grid; grid-template-columns:repeat(var(--columns),minmax(min(165px,42vw),1fr)); gap:8px 12px; padding:8px 12px 16px;
+.ak .columns {display:grid; grid-template-columns:repeat(var(--columns),minmax(min(135px,42vw),1fr)); gap:8px 12px; padding:8px 12px 16px;
   overflow-x:auto}
 .ak section {border:1px solid var(--line); border-radius:8px; padding:8px 12px; min-width:0}
 .ak section.ended {border-style:dashed; color:var(--soft); font-size:13px}

@@ -15,6 +15,11 @@ const OWN_STYLE = `
 .ak .meter i {position:absolute; top:0; bottom:0; border-radius:2px}
 .ak .meter .up {left:50%; background:rgb(var(--cool))}
 .ak .meter .down {right:50%; background:rgb(var(--warm))}
+@media (max-width: 800px) {
+  .ak .table table {font-size:12px}
+  .ak .table :is(th, td) {padding:3px 4px}
+  .ak .table .meter, .ak .table :is(th, td):nth-last-child(n+2):nth-last-child(-n+4) {display:none} /* calls, failed, tokens */
+}
 .ak .contrast {padding:8px 12px 0}
 .ak .contrast h3 {margin-bottom:4px}
 .ak .contrast table {width:auto; min-width:min(100%,34em)}
@@ -60,10 +65,10 @@ function drawTable(group, names, chosen, choose) {
         [node("span", tone(rollout.right), verdict(rollout.right))],
         number(rollout.reward),
         meter(rollout.advantage, most),
-        rollout.answer ?? "(none)",
+        short(rollout.answer ?? "(none)"),
         ...names.map((name) => (parts.has(name) ? number(parts.get(name)) : "–")),
         ...[rollout.turns.length, rollout.calls, rollout.failed, rollout.tokens].map(String),
-        rollout.stop,
+        rollout.stop.replace("ended with an ", ""),
       ],
       words,
     );
@@ -77,6 +82,9 @@ function drawTable(group, names, chosen, choose) {
   const table = label(node("table", "", "", node("thead", "", "", row("th", head, words)), body), "trajectories");
   return node("div", "table", "", table);
 }
+
+/** The beginning of a text. */
+const short = (text) => (text.length > 60 ? `${text.slice(0, 60)}…` : text);
 
 /** What tells one trajectory from another: only what differs. */
 function differences(a, b, names) {
@@ -128,7 +136,7 @@ function drawGroup(state, group) {
   if (isDead(group)) {
     const why = scored(rollouts).length ? "All rewards are equal" : "No trajectory has a reward";
     const taught = rollouts.some((rollout) => rollout.advantage); // by its turns or components
-    head.append(node("div", "wrong", `${why}${taught ? "" : ": this group taught nothing"}.`));
+    head.append(node("div", "wrong", `${why}${taught ? "" : ": this group teaches nothing"}.`));
   }
   const choose = (rollout) => {
     state.other = rollout;

@@ -74,8 +74,7 @@ function drawHead(state, name, column, p, odd) {
   if (column.count > 1) {
     const unscored = column.count - column.scored;
     const rest = unscored ? `scored right, ${unscored} not scored` : "samples right";
-    if (column.scored) head.append(node("span", "soft", `${column.right} of ${column.scored} ${rest}`));
-    section.append(drawSamples(state, column, p));
+    section.append(drawSamples(state, column, p, column.scored ? `${column.right} of ${column.scored} ${rest}` : "samples"));
   }
   const ended = node("span", trajectory.stop.startsWith("stopped") ? "wrong" : "", trajectory.stop);
   const facts = node("div", "facts", "", ended, ` · ${count(trajectory.tokens, "token")}`);
@@ -83,8 +82,8 @@ function drawHead(state, name, column, p, odd) {
   return section;
 }
 
-function drawSamples(state, column, p) {
-  const row = node("div", "samples", "", node("small", "soft", "samples"));
+function drawSamples(state, column, p, said) {
+  const row = node("div", "samples", "", node("small", "soft", said));
   const mark = (right) => (right === null ? "–" : right ? "✓" : "✗");
   column.samples.forEach((sample, k) => {
     const choose = () => {
@@ -281,10 +280,9 @@ function show(element, payload, { block, moved, noted, shown }) {
     n: () => notes.box.focus(),
     "/": () => searchBox.focus(),
   });
-  root.append(
-    node("div", "bar", "", previous, next, counter, byOutcome, byFamily, byDifficulty, byMark, searchBox, folding, exporting),
-    body,
-  );
+  const filters = [byOutcome, byFamily, byDifficulty, byMark, searchBox];
+  for (const choice of filters) choice.hidden = tasks.length === 1;
+  root.append(node("div", "bar", "", previous, next, counter, ...filters, folding, exporting), body);
   go(0, true);
   const [theme, stop] = followTheme(root);
   /** Turn to a task, if it is one of this view's; where the filters hide it they are taken off. */
