@@ -350,6 +350,6 @@ def test_the_best_validation_is_told_on_tasks_that_did_not_choose_it():
     halves = {"val_odd": [0.1, 0.8, 0.4, None], "val_even": [0.1, 0.2, 0.6, None]}
     steps = {"step": [0, 10, 20, 21], "val_success": [0.1, 0.5, 0.5, None]}
     assert fresh_half(pd.DataFrame(steps)) == ""
-    assert fresh_half(pd.DataFrame(steps | halves)).startswith(" (30.0% on a half")
+    assert fresh_half(pd.DataFrame(steps | halves)).startswith(" (30.0% on tasks")
     told = answers(pd.DataFrame(steps | halves))["Did it learn?"]
     assert "50.0% at its best, step 20 (30.0% on tasks that did not choose the step)" in told

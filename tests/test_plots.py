@@ -63,7 +63,7 @@ def test_training_curves_draw_what_exists():
     texts = [a.text for a in figure.layout.annotations]
     assert texts[: len(plots.PANELS)] == [title for _, title, _ in plots.PANELS]
     named = [
-        re.findall(r"● ([^<]+)<", text.replace("</span> ", " ")) for text in texts[len(plots.PANELS) :]
+        re.findall(r"●</span> ([^<]+)<", text) for text in texts[len(plots.PANELS) :]
     ]  # of the panels of several curves
     assert named == [["reward", "correct", "format"], ["success", "validation, 95 % interval"]]
     raw = next(t for t in figure.data if t.name == "success" and t.mode == "markers")
