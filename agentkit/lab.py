@@ -103,7 +103,7 @@ class Lab:
         elif not isinstance(recipe, Recipe):
             recipe = Recipe.from_mapping(recipe)
         _check_reporter(recipe.report_to)
-        families = shipped_families(Corpus.open(), recipe.top_k) | public_families(recipe.top_k)
+        families = shipped_families(Corpus(), recipe.top_k) | public_families(recipe.top_k)
         if not recipe.lab:
             return cls(recipe, families)._checked()
         path = find_file(recipe.lab)

@@ -154,7 +154,7 @@ def _present(value: Any) -> Any:
 
 def read_rows(path: str | Path, make: Callable[[dict, str], Any]) -> list[Any]:
     """What ``make`` makes of every row and its place. Raises RunError, which names the place, where a row is
-    broken or ``make`` raises DataError; and where the file holds no row.
+    broken or ``make`` raises ValueError; and where the file holds no row.
     """
     made, word = [], "line" if Path(path).suffix == ".jsonl" else "row"
     for number, row in numbered_rows(path):
@@ -163,7 +163,7 @@ def read_rows(path: str | Path, make: Callable[[dict, str], Any]) -> list[Any]:
             if isinstance(row, ValueError):
                 raise DataError(f"{row}. Mend it, or remove it.")
             made.append(make({key: value for key, value in row.items() if value is not None}, place))
-        except DataError as error:
+        except ValueError as error:
             raise RunError(f"{place}: {error}") from None
         except RecursionError:
             raise RunError(f"{place}: it is nested too deeply. Mend it, or remove it.") from None

@@ -55,7 +55,7 @@ def thread_time():
 @pytest.fixture(scope="session")
 def corpus() -> Corpus:
     """The shipped corpus, built on first use."""
-    return Corpus.open()
+    return Corpus()
 
 
 @pytest.fixture(scope="session")

@@ -40,7 +40,7 @@ class Shelf:
         Args:
             query: What to look up.
         """
-        text = search_passages(Corpus.open(), query, 3)
+        text = search_passages(Corpus(), query, 3)
         return text.replace("[1] ", "[1] " + OPENING)
 
     @tool(pure=True)

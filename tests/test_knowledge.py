@@ -39,7 +39,7 @@ def test_what_is_no_corpus_says_what_to_do_and_stays(tmp_path):
         path = tmp_path / "bad.sqlite"
         path.write_bytes(content)
         with pytest.raises(DataError, match="no corpus .*install agentkit again"):
-            Corpus.open(path)
+            Corpus(path)
         assert path.read_bytes() == content
     with pytest.raises(DataError, match=r"gone\.sqlite is no corpus"):
         Corpus(tmp_path / "gone.sqlite")

@@ -142,7 +142,7 @@ def test_an_environment_runs_in_stock_trl(suite, tmp_path):
 
     from agentkit.policies.loading import load_agent
 
-    corpus, made = Corpus.open(), []
+    corpus, made = Corpus(), []
 
     class Counting(CorpusEnvironment):
         ran, resets = 0, 0

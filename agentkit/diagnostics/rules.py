@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 from agentkit.diagnostics import conditions
-from agentkit.diagnostics.conditions import History, Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +20,7 @@ class Rule:
     """One form of a fault."""
 
     alarm: str
-    holds: Callable[[History], Numbers | None]
+    holds: Callable[[conditions.History], conditions.Numbers | None]
     measure: str  # the one whose trajectories are the evidence
     cause: str  # what it is and what usually causes it, with numbers of ``holds``
     advice: str  # what to change, likewise
@@ -42,7 +41,7 @@ class Alarm:
     advice: str
 
 
-def holding(history: History, own: tuple[Rule, ...] = ()) -> dict[str, Alarm]:
+def holding(history: conditions.History, own: tuple[Rule, ...] = ()) -> dict[str, Alarm]:
     """Every alarm whose rule holds at the last step of a history; of its forms the first that does. ``own``
     are a lab's rules.
     """
@@ -63,7 +62,7 @@ def holding(history: History, own: tuple[Rule, ...] = ()) -> dict[str, Alarm]:
     return alarms
 
 
-def lacks(history: History) -> list[str]:
+def lacks(history: conditions.History) -> list[str]:
     """The alarms that cannot look at a history, as it lacks every measure that they need."""
     known = {name for step in history for name, value in step.values.items() if math.isfinite(value)}
     can_look = {rule.alarm for rule in _FORMS if any(name.startswith(rule.needs) for name in known)}

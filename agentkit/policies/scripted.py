@@ -8,7 +8,7 @@ without flaws, which is tasks/expert.py.
 
 import random
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from agentkit.records import Task, ToolResult
@@ -33,11 +33,6 @@ class Flaws:
     in_head: float = 0.0  # per calculation: states a result without it; per function: submits it untested
     give_up: float = 0.0  # per search after the first: says that it could not find out
     malformed: float = 0.0  # per call: writes it wrong first, reads the error, and repeats it
-
-    def __post_init__(self) -> None:
-        for name, rate in asdict(self).items():
-            if not 0 <= rate <= 1:
-                raise ValueError(f"flaw rate {name} is {rate}; it must lie between 0 and 1")
 
 
 class ScriptedPolicy(Policy):

@@ -166,19 +166,11 @@ async def _probe(policy: Policy, probes: Sequence[list[int]], temperature: float
 
 
 @torch.no_grad()
-def sampled_logits(
-    model: Any, prompt: Sequence[int], completion: Sequence[int]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The model's logits (T, V) before each of T tokens after a prompt, and these tokens (T,)."""
-    ids = torch.tensor([[*prompt, *completion]], device=model.device)
-    with evaluating(model):
-        logits = model(input_ids=ids, use_cache=False, logits_to_keep=len(completion) + 1).logits
-    return logits[0, :-1], ids[0, -len(completion) :]
-
-
 def sampled_logprobs(
     model: Any, prompt: Sequence[int], completion: Sequence[int], temperature: float
 ) -> list[float]:
     """The model's log-probabilities of T tokens after a prompt, at a temperature (1 where it is 0)."""
-    logits, tokens = sampled_logits(model, prompt, completion)
-    return token_logprobs(logits, tokens, temperature or 1.0)[0].tolist()
+    ids = torch.tensor([[*prompt, *completion]], device=model.device)
+    with evaluating(model):
+        logits = model(input_ids=ids, use_cache=False, logits_to_keep=len(completion) + 1).logits
+    return token_logprobs(logits[0, :-1], ids[0, -len(completion) :], temperature or 1.0)[0].tolist()

@@ -14,6 +14,7 @@ from agentkit.rollouts.chat import CUT
 from agentkit.runs import Recipe
 from agentkit.tasks.audit import Environments, audit
 from agentkit.tasks.expert import shown
+from agentkit.training.selection import spread_over
 from agentkit.trajectories import LIMITS, call_key, met_limit, needs_tools, plan_of, results_of
 from agentkit.verifiers import normalize
 
@@ -131,7 +132,7 @@ def given_away(tasks: Sequence[Task]) -> Item:
 
 def held_out(train: Sequence[Task], test: Sequence[Task]) -> Item:
     """Whether test questions are training questions again: one gold answer, and one plan or all its words."""
-    by_answer, test = defaultdict(list), evenly(test)
+    by_answer, test = defaultdict(list), spread_over(test, LOOKED)
     for task in train:
         by_answer[task.answer].append((task, _words(task)))
     seen = [task for task in test if _asked_in(task, by_answer[task.answer])]
@@ -141,11 +142,6 @@ def held_out(train: Sequence[Task], test: Sequence[Task]) -> Item:
     advice = f"Split the tasks again ({seen[0].prompt[:120]!r}): what is memorised would count as learnt."
     light = "red" if len(seen) > MOST * len(test) else "amber"
     return Item("Test and training", light, finding, advice, tuple(task.id for task in seen))
-
-
-def evenly(tasks: Sequence[Task], n: int = LOOKED) -> list[Task]:
-    """At most ``n`` tasks, evenly spread over the list, so that every family and difficulty has its share."""
-    return [tasks[i * len(tasks) // n] for i in range(n)] if len(tasks) > n else list(tasks)
 
 
 def _words(task: Task) -> frozenset[str]:

@@ -18,7 +18,6 @@ from agentkit.policies.loading import agent_of, load_agent, make_policy
 from agentkit.policies.process_group import on_main_process, spread, world
 from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.preflight import causes, checks, reward_checks
-from agentkit.preflight.causes import evenly
 from agentkit.preflight.forecasting import forecast
 from agentkit.preflight.probe import Probed, probe, righted
 from agentkit.preflight.report import Item, Preflight
@@ -31,6 +30,7 @@ from agentkit.runs import Recipe, Run, read_json, read_trajectories, write_json,
 from agentkit.training import memory
 from agentkit.training.advantages import teaches_nothing
 from agentkit.training.launch import Work
+from agentkit.training.selection import spread_over
 from agentkit.training.update_timing import update_seconds
 from agentkit.trajectories import groups_by_task, verifier_kind
 from agentkit.verifiers import judges_state
@@ -61,7 +61,7 @@ def examine(
     enough = [_memory(recipe, model)] if model is not None else []
     if any(item.light == "red" for item in enough) and recipe.preflight == "refuse":
         return Preflight(tuple(enough), 0, time.monotonic() - start), []
-    chosen, options = evenly(tasks, TASKS), lab.options(seed=recipe.seed)
+    chosen, options = spread_over(tasks, TASKS), lab.options(seed=recipe.seed)
     shown = options | {"progress": "preflight" if progress else None}
     roll = partial(rollout, policy=policy, group_size=recipe.group_size, **shown)
     sampled = spread(roll, chosen, recipe.group_size)
@@ -106,7 +106,7 @@ def before_training(lab: Lab, run: Run | None, say: Callable[[str], None]) -> Pr
 def _by_expert(tasks: Sequence[Task], n: int, policy: Policy, options: dict[str, Any]) -> list[Trajectory]:
     """The expert's trajectories of ``n`` tasks with a plan, spread over them, and of those behind them."""
     planned = [task for task in tasks if task.meta.get("plan") is not None]
-    places = {first + k: None for first in evenly(range(len(planned)), n) for k in range(GOLD)}
+    places = {first + k: None for first in spread_over(range(len(planned)), n) for k in range(GOLD)}
     chosen = [planned[place] for place in places if place < len(planned)]
     expert = ScriptedPolicy(policy.tokenizer, name="gold")
     expert.max_length = policy.max_length

@@ -202,12 +202,6 @@ class ChatCodec:
             return prose_of(text, opened)
         return parse_turn(text, self.format, self.tools, opened)
 
-    def turn_end(self, ids: Sequence[int]) -> int | None:
-        """How many of the sampled ids make up a whole turn; None where it has not ended: with the template's
-        token for it, or the tokenizer's.
-        """
-        return len(ids) if ids and ids[-1] in self.ends else None
-
     def shorten(self, text: str, limit: int) -> str:
         """A tool's reply of at most ``limit`` tokens; a mark says how much is missing."""
         if len(text.encode("utf-8", "replace")) <= limit:  # no token is shorter than a byte

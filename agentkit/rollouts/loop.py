@@ -305,17 +305,15 @@ class _Rollout:
                 tools=self.codec.tools,
             )
             sample = await self._sample(request)
-            end = self.codec.turn_end(sample.ids)
-            ids, logprobs = sample.ids[:end], sample.logprobs[:end]
-            span = self.completion.sampled(ids, logprobs)
-            text, seconds = self.codec.decode(ids), time.perf_counter() - start
+            span = self.completion.sampled(sample.ids, sample.logprobs)
+            text, seconds = self.codec.decode(sample.ids), time.perf_counter() - start
             self.turns.append(Turn(text, span, seconds=seconds))
-            if end is None:
+            if not self.codec.ends.intersection(sample.ids[-1:]):
                 self._tell()
                 return (
                     StopReason.TRUNCATED_TURN if budget == limits.max_turn_tokens else StopReason.TOKEN_LIMIT
                 )
-            parsed = self.codec.parse(ids, request.ids)
+            parsed = self.codec.parse(sample.ids, request.ids)
             if not parsed.calls and not parsed.errors:
                 self.answer, self.unread = answer_of(self.task, parsed.text)
                 self._tell()

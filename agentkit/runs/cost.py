@@ -5,12 +5,11 @@ params/prices.yaml. Phases follow from counting trajectories in the recipe. Leav
 (training.memory), time that tools take where nothing overlaps them, and storage or network charges.
 """
 
-import dataclasses
 import math
 import re
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
@@ -52,7 +51,7 @@ class Rates:
     def times(self, factor: float) -> "Rates":
         """All rates but those of a task and of the rest."""
         parts = ("rollout", "evaluation", "update", "demonstration")
-        return dataclasses.replace(self, **{name: factor * getattr(self, name) for name in parts})
+        return replace(self, **{name: factor * getattr(self, name) for name in parts})
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,7 @@ class Prices:
         known = known.times(SPREAD[case]) if known else self._roofline(recipe, case)
         times = 1 / (1 - recipe.tool_failures)
         longer = {name: times * getattr(known, name) for name in ("rollout", "evaluation", "update")}
-        return dataclasses.replace(known, **longer)
+        return replace(known, **longer)
 
     def _roofline(self, recipe: Recipe, case: str) -> Rates:
         """From sizes and data sheets: a step of decoding reads the weights and the keys and values of every

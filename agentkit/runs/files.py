@@ -11,10 +11,11 @@ import json
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from agentkit.nano import DATA, NANO
 from agentkit.recipe import project_root
@@ -59,18 +60,27 @@ def user_cache(name: str) -> Path:
 
 
 @contextmanager
-def alone(path: Path, doing: str) -> Iterator[None]:
-    """Hold a lock file; a killed process loses it. Raises RunError where another one holds it."""
-    with open(path, "a+", encoding="utf-8") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            way = "wait for it, stop it, or name another folder"
-            raise RunError(f"process {lock.read(20).strip()} is {doing}: {way}") from None
+def alone(path: Path, doing: str, patience_s: float = 0.0) -> Iterator[None]:
+    """Hold a lock file; a killed process loses it. Raises RunError where another one holds it longer."""
+    until = time.monotonic() + patience_s
+    with os.fdopen(append_to(path), "a+") as lock:
+        while not _taken(lock):
+            if time.monotonic() > until:
+                lock.seek(0)
+                way = "wait for it, stop it, or name another folder"
+                raise RunError(f"process {lock.read(20).strip()} is {doing}: {way}")
+            time.sleep(0.2)
         lock.truncate(0)
         print(os.getpid(), file=lock, flush=True)
         yield
+
+
+def _taken(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextmanager
@@ -119,11 +129,9 @@ def append_to(path: Path) -> int:
 
 
 def encode_json(value: Any, indent: int | None = None) -> bytes:
-    """JSON as UTF-8 with a line end; text with lone surrogates, which UTF-8 lacks, is escaped."""
-    try:
-        return (json.dumps(finite(value), indent=indent, ensure_ascii=False) + "\n").encode()
-    except UnicodeEncodeError:
-        return (json.dumps(finite(value), indent=indent) + "\n").encode()
+    """JSON as UTF-8 with a line end; lone surrogates, which UTF-8 lacks, are escaped as JSON has it."""
+    text = json.dumps(finite(value), indent=indent, ensure_ascii=False)
+    return f"{text}\n".encode("utf-8", "backslashreplace")
 
 
 def write_jsonl(path: str | Path, rows: Iterable[dict]) -> Path:

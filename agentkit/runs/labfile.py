@@ -107,14 +107,14 @@ def takes(function: Callable, name: str) -> bool:
 
 
 def check_takes(what: str, function: Callable, *arguments: str) -> None:
-    """Raise ValueError where a user's function cannot be called with these arguments, in this order, and
+    """Raise RecipeError where a user's function cannot be called with these arguments, in this order, and
     ``state``, where it asks for that.
     """
     try:
         named = {"state": None} if takes(function, "state") else {}
         inspect.signature(function).bind(*arguments, **named)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{what} cannot be called with ({', '.join(arguments)}): {error}") from None
+        raise RecipeError(f"{what} cannot be called with ({', '.join(arguments)}): {error}") from None
 
 
 def lab_digest(path: Path) -> str:

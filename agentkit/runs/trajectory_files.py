@@ -62,11 +62,6 @@ def read_trajectories(path: str | Path) -> list[Trajectory]:
     return trajectories
 
 
-def count_tokens(path: str | Path) -> int:
-    """Tokens of stored trajectories, prompts included. Raises RunError as read_trajectories."""
-    return sum(len(t.prompt_ids) + len(t.completion_ids) for t in read_trajectories(path))
-
-
 def trajectory_from(row: Mapping[str, Any]) -> Trajectory:
     """A trajectory from its fields as ``dataclasses.asdict`` and JSON give them.
 

@@ -4,12 +4,11 @@ One record for shipped families, public data sets and a user's own. Leaves out b
 (suite) and how often a policy solves a task (pass_rates).
 """
 
-import dataclasses
 import hashlib
 import json
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agentkit.records import Task, Trajectory
 from agentkit.tools.corpus import Corpus
@@ -44,4 +43,4 @@ def with_content_id(task: Task) -> Task:
     content = [task.family, task.prompt, task.answer, task.verifier, list(task.tools), task.meta]
     text = json.dumps(content, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:10]
-    return dataclasses.replace(task, id=f"{task.family}-{digest}")
+    return replace(task, id=f"{task.family}-{digest}")

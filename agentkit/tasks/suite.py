@@ -95,7 +95,7 @@ class Suite:
         """
         if problem := fault("suite", spec):
             raise SuiteError(problem)
-        corpus = corpus or Corpus.open()
+        corpus = corpus or Corpus()
         known = shipped_families(corpus)
         known |= {name: f if isinstance(f, Family) else Family(f) for name, f in (families or {}).items()}
         names = family_names(spec.get("families", DEFAULT_FAMILIES), known)

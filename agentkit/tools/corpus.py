@@ -11,7 +11,6 @@ import tomllib
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Self
 
 from agentkit.records import DataError
 
@@ -44,9 +43,9 @@ def passage(kind: str, entity: tuple, value: object) -> str:
 
 
 class Corpus:
-    """A read-only corpus file. Safe to use from several threads: each has its own connection."""
+    """A read-only corpus file, by default the one that ships; each thread has a connection of its own."""
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path = SHIPPED):
         self.path = Path(path)
         self._local = threading.local()
         try:
@@ -61,11 +60,6 @@ class Corpus:
     def __reduce__(self) -> tuple:
         """A copy in another process opens the file there."""
         return Corpus, (self.path,)
-
-    @classmethod
-    def open(cls, path: str | Path = SHIPPED) -> Self:
-        """The corpus that ships, or another one."""
-        return cls(path)
 
     @property
     def connection(self) -> sqlite3.Connection:

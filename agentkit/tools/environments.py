@@ -56,7 +56,7 @@ class CalculatorEnvironment(_Calculates):
     system_prompt = 'Solve the problem, compute with calculator, and end with a line "Answer: ...".'
 
 
-_shipped = cache(Corpus.open)  # shared by a process's environments: each connection holds an open file
+_shipped = cache(Corpus)  # shared by a process's environments: each connection holds an open file
 
 
 class SearchEnvironment(Stateless):

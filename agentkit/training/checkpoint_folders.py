@@ -42,7 +42,6 @@ def commit(new: Path, about: Mapping[str, Any]) -> Path:
         new: what ``begin`` gave.
         about: goes into the manifest; JSON values, the ``step`` among them.
     """
-    about = json.loads(json.dumps(dict(about)))
     write_json(new / MANIFEST, {"version": VERSION, "about": about, "sha256": _digest(new, about)})
     secure(new)
     final, folder = new.with_name(new.name[1:]), new.parent

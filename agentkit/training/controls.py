@@ -7,25 +7,20 @@ step on them; GRPO's validation and its reference model are not counted. Leaves 
 them (notebook 05).
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from agentkit.lab import Lab
 from agentkit.policies.loading import agent_of, make_policy
 from agentkit.policies.process_group import on_main_process, spread
 from agentkit.records import Task, Trajectory
 from agentkit.rollouts import rollout
-from agentkit.runs import Run, RunError, cost
-from agentkit.runs.trajectory_files import count_tokens
+from agentkit.runs import Run, RunError, cost, read_trajectories
 from agentkit.training.sft import WARMUP, demonstrations, fine_tune, right_ones, token_count
-
-if TYPE_CHECKING:
-    from agentkit.lab import Lab
 
 SEED_STEP = 1_000_003  # between batches of fresh demonstrations
 HELD = 256  # tasks at the most of which wrong answers are held, too
@@ -38,7 +33,7 @@ def grpo_tokens(run: Run) -> int:
             f"{run.path} stores no training trajectories. Run notebook 03_grpo for this run first."
         )
     files = [run.file("train", "trajectories", f"step_{step:05d}.parquet") for step in run.steps]
-    return on_main_process(lambda: sum(map(count_tokens, files)))
+    return on_main_process(lambda: sum(token_count(read_trajectories(file)) for file in files))
 
 
 def train_control(name: str, lab: Lab, run: Run, tasks: Sequence[Task]) -> tuple[Any, Any, dict[str, float]]:

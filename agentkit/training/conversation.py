@@ -91,10 +91,7 @@ def _trajectory(success: str, row: Mapping[str, Any], place: str) -> Trajectory:
     fields = {"task_id": place, "policy": Path(place).stem, "sample": 0, "success": row.get(success)}
     fields |= {name: row[name] for name in ("task_id", "policy", "sample", "reward") if name in row}
     fields |= {"turns": turns, "stop_reason": stop, "answer": answer, "why": why, "seed": 0}
-    try:
-        return read_as(Trajectory, _NO_TOKENS | fields)
-    except ValueError as error:
-        raise DataError(f"{error}: mend it, or leave it out") from None
+    return read_as(Trajectory, _NO_TOKENS | fields)
 
 
 def _said_by(message: Message, replies: Sequence[Message]) -> Turn:

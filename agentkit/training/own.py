@@ -62,10 +62,7 @@ def _kept(guard: Callable, place: str, function: Any, *arguments: str) -> Callab
     """A function behind its guard, with its name and docstring. Raises RecipeError if it takes other
     arguments.
     """
-    try:
-        check_takes(place, function, *arguments)
-    except ValueError as error:
-        raise RecipeError(str(error)) from None
+    check_takes(place, function, *arguments)
     return update_wrapper(partial(guard, place, function), function)
 
 

@@ -4,20 +4,18 @@ Leaves out starting several of them (launch), what they tell each other (policie
 that stop them (runs.children).
 """
 
-import fcntl
-import os
 import random
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import IO, Any
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import distributed
 
 from agentkit.policies.process_group import gathered, world
-from agentkit.runs import Run, RunError, append_to
+from agentkit.runs import Run, RunError
+from agentkit.runs.files import alone
 
 LOCK = ".training"  # in the run's folder
 LOCK_S = 15.0  # a kernel whose parent was killed ends itself within seconds
@@ -46,30 +44,9 @@ def set_random_states(states: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(states["cuda"])
 
 
-@contextmanager
-def locked(run: Run) -> Iterator[None]:
-    """Keep others from training in this run, by whichever descriptor they open its file; else RunError."""
-    deadline = time.monotonic() + LOCK_S
-    with os.fdopen(append_to(run.path / LOCK), "a+") as file:
-        while not _taken(file):
-            if time.monotonic() > deadline:
-                file.seek(0)
-                holder = f"process {file.read(20).strip()}"
-                raise RunError(
-                    f"{holder} is training in {run.path}: wait for it, stop it, or choose another run folder."
-                )
-            time.sleep(0.2)
-        file.truncate(0)
-        print(os.getpid(), file=file, flush=True)
-        yield
-
-
-def _taken(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def locked(run: Run) -> AbstractContextManager[None]:
+    """Keep others from training in this run; else RunError."""
+    return alone(run.path / LOCK, f"training in {run.path}", LOCK_S)
 
 
 # ---- several

@@ -30,7 +30,6 @@ from agentkit.runs.children import signals
 from agentkit.runs.run import CONTROL
 from agentkit.training import checkpoint_folders
 from agentkit.training.adapters import replacing, save_adapter, write_adapter
-from agentkit.training.checkpoint_folders import CheckpointError, cut_back, set_aside
 from agentkit.training.processes import TrainingStopped, locked, random_states, set_random_states
 
 if TYPE_CHECKING:
@@ -130,10 +129,10 @@ class Saves:
         elif found:
             _say(f"going on from {found[0]}")
             finished.unlink(missing_ok=True)
-            cut_back(run, found[0])
+            checkpoint_folders.cut_back(run, found[0])
             run.metric_rows(found[1]["step"])  # says where rows are lost
             return found
-        set_aside(run.file("train"))
+        checkpoint_folders.set_aside(run.file("train"))
         return None
 
     def go_on(self) -> None:
@@ -151,7 +150,7 @@ class Saves:
             t.done, t.best = about["step"], tuple(about["best"])
             set_random_states(kept["random"][rank()])
         except Exception as error:  # what was written whole is not what this version of a library reads
-            raise CheckpointError(
+            raise checkpoint_folders.CheckpointError(
                 f"{path} cannot be gone on from ({type(error).__name__}: {_short(error)}): remove it to go "
                 "on from the one before, or name another run folder"
             ) from None

@@ -9,6 +9,7 @@ function that rolls out. Leaves out advantages.
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -109,7 +110,7 @@ def batches(tasks: Sequence[Task], each: int, seed: int) -> Iterator[list[Task]]
             yield [tasks[i] for i in order[start : start + each]]
 
 
-def spread_over(tasks: Sequence[Task], count: int) -> list[Task]:
+def spread_over(tasks: Sequence[Any], count: int) -> list[Any]:
     """So many of the tasks, or all, evenly over their order: a suite goes family by family."""
     count = min(count, len(tasks))
     return [tasks[i * len(tasks) // count] for i in range(count)]

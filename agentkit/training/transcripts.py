@@ -5,14 +5,13 @@ schemas) and ``family``; without ``tools`` those of the family's environment are
 ``family`` it is the tasks'. Leaves out judging whether they are right.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from agentkit.lab import Lab
 from agentkit.records import DataError, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.rollouts.call_formats import THINK, THOUGHT, format_call, parse_stored, parse_turn
 from agentkit.rollouts.chat import ChatCodec, turn_ids
@@ -20,11 +19,7 @@ from agentkit.rollouts.mask import Completion
 from agentkit.rows import Call, Message, messages_of, read_rows, tools_of
 from agentkit.tools import runtime
 from agentkit.tools.environments import SYSTEM_PROMPT
-from agentkit.tools.runtime import example, tool_schemas
 from agentkit.training.conversation import asked_in, in_turns, paired, thoughtful
-
-if TYPE_CHECKING:
-    from agentkit.lab import Lab
 
 _THOUGHT = re.compile(rf"\s*{THINK}(.*?){THOUGHT}", re.DOTALL)  # that a turn begins with
 
@@ -34,7 +29,7 @@ def read_transcripts(path: Path, tokenizer: Any, lab: Lab, tasks: Iterable[Task]
     these tasks; RunError names a bad row, or a file without any.
     """
     families = sorted({task.family for task in tasks})
-    toolsets = {tuple(runtime.tools_of(example(lab.environments[family]))) for family in families}
+    toolsets = {tuple(runtime.tools_of(runtime.example(lab.environments[family]))) for family in families}
     usual = families[0] if len(toolsets) == 1 else ""
     return read_rows(path, lambda row, place: _transcript(row, place, tokenizer, lab, usual))
 
@@ -76,9 +71,9 @@ def _codec(row: Mapping[str, Any], said: list[str], tokenizer: Any, lab: Lab, us
     family = row.get("family") or usual
     if not family or not isinstance(family, str):
         raise DataError(f"its family is {family!a:.60}: name one, as those of the tasks have different tools")
-    environment = example(lab.environments[family])
+    environment = runtime.example(lab.environments[family])
     system = "\n\n".join(said) if said else getattr(environment, "system_prompt", SYSTEM_PROMPT)
-    return ChatCodec(tokenizer, system, tools_of(row) or tool_schemas(environment))
+    return ChatCodec(tokenizer, system, tools_of(row) or runtime.tool_schemas(environment))
 
 
 def _turn(
@@ -103,10 +98,7 @@ def _turn(
 def _written(text: str, asked: Sequence[Call], codec: ChatCodec) -> str:
     """A turn's text and calls in the agent's own form, which it must be able to hold."""
     inert = codec.marks.inert_value
-    try:
-        calls = [format_call(c.name, inert(c.arguments), codec.format, codec.tools) for c in asked]
-    except ValueError as error:
-        raise DataError(str(error)) from None
+    calls = [format_call(c.name, inert(c.arguments), codec.format, codec.tools) for c in asked]
     written = "\n".join([inert(text), *calls] if text else calls)
     if not written:
         raise DataError("an assistant's message has neither text nor tool_calls")

@@ -121,11 +121,7 @@ def _fault(given: str, wanted: str) -> str:
     bases, gold_bases = _BASE.findall(given), _BASE.findall(wanted)
     if bases and bases != (gold_bases or ["10"]):
         return "another base than the gold answer's"
-    extra = {
-        word
-        for word in _words(given) - _words(wanted)
-        if len(word) > 3 or word in ("or", "is", "no", "not", "and")
-    }
+    extra = {word for word in _words(given) - _words(wanted) if len(word) > 3 or word in _SMALL_WORDS}
     if extra == {"or"} and re.search(r"[=<>]|\\[lg]e", given) and re.search(r"[,<>]|\\cup|or", wanted):
         extra = set()
     if extra and not amount(given):

@@ -16,7 +16,6 @@ from agentkit.diagnostics import read_alarms
 from agentkit.evaluation import Comparison, html, tables
 from agentkit.evaluation.examples import RULE, examples
 from agentkit.evaluation.headline import planted, stand_in
-from agentkit.evaluation.html import Markup
 from agentkit.recipe import Recipe
 from agentkit.runs import Run, write_bytes
 from agentkit.runs.stages import STAGES
@@ -106,7 +105,7 @@ def _trajectories(run: Run) -> list[Any]:
     parts = [tables.drawn(picked), html.element("p", RULE, class_="soft")]
     if chosen:
         shown = {name: [t for t in own if t.task_id in chosen] for name, own in policies.items()}
-        parts.append(Markup(compare_trajectories(map(tasks.get, chosen), shown).html()))
+        parts.append(html.Markup(compare_trajectories(map(tasks.get, chosen), shown).html()))
     return parts
 
 

@@ -482,7 +482,7 @@ def look_up(corpus: Corpus, table: str, name: str, column: str) -> str:
 @functools.cache
 def coordinates() -> dict[str, str]:
     """Latitude and longitude in degrees, such as "48.85 2.35", of cities with a name of their own."""
-    rows = Corpus.open().rows("SELECT name, latitude, longitude FROM place")
+    rows = Corpus().rows("SELECT name, latitude, longitude FROM place")
     return {name: f"{latitude:.2f} {longitude:.2f}" for name, latitude, longitude in rows}
 
 

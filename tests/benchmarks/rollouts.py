@@ -56,7 +56,7 @@ def _slow(latency_s: float, corpus: Corpus) -> Factory:
 
 def bench_rollouts(quick: bool = False) -> dict[str, Any]:
     """Our rollouts against stock TRL's; ratio ours / peer, above 1 is faster."""
-    corpus = Corpus.open()
+    corpus = Corpus()
     suite = Suite.build({"families": ["A", "B"], "n_tasks": 40, "seed": 11}, corpus=corpus).tasks
     peers = {"trl_tools": _trl_tools, "trl_env": _trl_environments}
     cases = []

@@ -77,7 +77,7 @@ def _pair(adapters: bool) -> tuple[Any, Any]:
 
 
 def _batch(tokenizer: Any, device: Any, prompt: int) -> dict[str, Any]:
-    text = " ".join(passage for (passage,) in Corpus.open().rows("SELECT text FROM passage LIMIT 400"))
+    text = " ".join(passage for (passage,) in Corpus().rows("SELECT text FROM passage LIMIT 400"))
     tokens = cycle(tokenizer(text)["input_ids"])
     shared = list(islice(tokens, prompt))
     completions = [[5 + i, *islice(tokens, COMPLETION - 1)] for i in range(GROUP)]  # no two begin alike

@@ -18,7 +18,6 @@ class FactIndex(defaultdict):
 
     def __init__(self, corpus: Corpus):
         super().__init__(dict)
-        self.corpus = corpus
         for kind, entity, value in facts(corpus.connection):
             self[kind][entity] = value
         self._entities = {kind: list(values) for kind, values in self.items()}

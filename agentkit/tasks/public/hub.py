@@ -37,8 +37,6 @@ def load(
     that has several sources, ``limit`` tasks are shared evenly among them. Raises DataError for a hub that
     refuses and where no row is a task, RunError for a file that cannot be read.
     """
-    if name not in SOURCES:
-        raise DataError(f"unknown data set {name!r}: use one of {', '.join(SOURCES)}")
     spec = SOURCES[name]
     rows = (
         numbered_rows(local_file(Path(source), spec.split))
