@@ -207,16 +207,12 @@ class Lab:
         """Tasks from elsewhere as a suite of this lab: content ids, known families, three splits.
 
         Raises:
-            SuiteError: tasks of a family that is not known, or two that are the same.
+            RecipeError: tasks of a family that is not known.
+            SuiteError: two that are the same.
         """
-        if unknown := sorted({task.family for task in suite} - set(self.families)):
-            raise SuiteError(
-                f"the tasks are of family {unknown[0]!r}, which is not known; there are "
-                f"{', '.join(sorted(self.families))}. Define it in the lab file (agentkit new)"
-            )
         suite = that_can_be_judged(list(suite))
         usual = Task.__dataclass_fields__["tools"].default
-        held = {f: tuple(tools_of(example(self.families[f].environment))) for f in {t.family for t in suite}}
+        held = {f: tuple(tools_of(example(self.environments[f]))) for f in {t.family for t in suite}}
         unlike = {family for family, tools in held.items() if not set(usual) <= set(tools)}
         tasks = [
             with_content_id(
@@ -277,10 +273,7 @@ class Lab:
 
         Where ``sift`` has rolled its training tasks out, they say how often they were solved.
         """
-        suite = Suite(run.tasks, self.environments)
-        for family in {task.family for task in suite}:
-            self.environments[family]  # raises where it is not known
-        suite = self.without_long_prompts(suite)
+        suite = self.without_long_prompts(Suite(run.tasks, self.environments))
         if self.recipe.filter_rollouts and run.file(PASS_RATES).exists():
             suite = with_pass_rates(suite, read_json(run.file(PASS_RATES)))
         return suite
@@ -318,9 +311,7 @@ class Lab:
         for start in range(0, len(tasks), SIFTED):
             some = tasks[start : start + SIFTED]
             options["progress"] = f"{policy.name}, training tasks {start + 1} to {start + len(some)}"
-            tried = _rollout(some, policy, **options)
-            scored = {t.task_id for t in tried if t.success is not None}  # the others stay
-            rates |= pass_rates([task for task in some if task.id in scored], tried)
+            rates |= pass_rates(_rollout(some, policy, **options))  # tasks without a verdict stay
         _on_main_process(lambda: write_json(run.file(PASS_RATES), rates))
         never, always = (sum(rate == bound for rate in rates.values()) for bound in (0.0, 1.0))
         return f"of {len(rates)} training tasks, {never} are never and {always} always solved, and left out"

@@ -54,9 +54,7 @@ def by_task(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
 
 def plan_of(task: Task) -> list[dict]:
     """The steps of a task's plan; none where it has no plan."""
-    plan = task.meta.get("plan")
-    steps = plan if isinstance(plan, list) else []
-    return [step for step in steps if isinstance(step, dict) and step.get("tool")]
+    return list(task.meta.get("plan") or ())
 
 
 def expected_of(step: Mapping[str, Any]) -> str | float | None:

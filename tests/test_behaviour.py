@@ -140,12 +140,6 @@ def test_nothing_a_model_wrote_breaks_the_reading(text):
     assert failure_class(t, RATIO) in FAILURES and len(behaviour({"sft": [t]}, TASKS)) == len(HABITS)
 
 
-def test_a_plan_of_another_form_is_none():
-    for meta in ({"plan": "none", "answer_if": [1]}, {"plan": [3, {}, {"tool": "x"}]}):
-        odd = Task("ratio", "?", "4.93", "exact", meta=meta)
-        assert failure_class(made(RATIO, "5", SUDAN), odd) in FAILURES
-
-
 def test_habits_are_shares_of_their_occasions_clustered_by_task():
     tasks = [Task(f"t{i}", "?", "4.93", "exact", meta=RATIO.meta) for i in range(24)]
     after = [made(t, "4.93", SUDAN, JAPAN, RIGHT, success=1.0, sample=k) for t in tasks[3:] for k in range(3)]

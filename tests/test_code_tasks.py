@@ -60,7 +60,7 @@ def drafted():
 
 @pytest.fixture(scope="module")
 def codes(corpus):
-    return Suite.build({"families": "C", "n_tasks": 60, "seed": 2}, corpus=corpus)
+    return Suite.build({"families": ["C"], "n_tasks": 60, "seed": 2}, corpus=corpus)
 
 
 def test_every_specification_gives_what_its_words_say():

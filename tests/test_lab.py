@@ -275,7 +275,7 @@ def test_given_tasks_that_leave_a_split_empty_are_refused(tmp_path):
 
 def test_given_tasks_of_a_family_nobody_knows_or_given_twice_are_refused(tmp_path):
     path = write_tasks(tmp_path / "tasks.jsonl", given(3, family="riddles"))
-    with pytest.raises(SuiteError, match="family 'riddles', which is not known"):
+    with pytest.raises(RecipeError, match="there is no family 'riddles'"):
         Lab.open({"tasks": str(path)}).suite()
     twice = [dataclasses.replace(t, id=f"{t.id}-{n}") for t in given(3) for n in (1, 2)]
     with pytest.raises(SuiteError, match="two of the tasks, '.+' and '.+', are the same"):

@@ -106,7 +106,7 @@ def test_async_user_code_gives_the_same_in_a_script_and_in_a_kernel(tokenizer, k
     families = {"shop": Family(drafting(kind), environment=make)}
 
     def work():
-        tasks = list(Suite.build({"families": "shop", "n_tasks": 20}, families=families))
+        tasks = list(Suite.build({"families": ["shop"], "n_tasks": 20}, families=families))
         t = rollout(tasks[:1], ScriptedPolicy(tokenizer, Flaws()), environment=make)[0]
         return t, score(tasks[0], t, {"patience": (patience, 2.0)})
 

@@ -24,8 +24,7 @@ _CODE = ("python", "code_interpreter")
 
 def answer_if(task: Task) -> dict:
     """What the answer is for each value of the last step, where the task says so."""
-    answers = task.meta.get("answer_if")
-    return answers if isinstance(answers, dict) else {}
+    return task.meta.get("answer_if", {})
 
 
 def writes_code(task: Task) -> bool:

@@ -11,7 +11,7 @@ from typing import (
     NotRequired,  # pydantic asks for it before Python 3.12
 )
 
-from annotated_types import Ge, MaxLen
+from annotated_types import MaxLen
 from pydantic import AllowInfNan, ConfigDict, TypeAdapter, ValidationError, with_config
 from typing_extensions import TypedDict
 
@@ -38,7 +38,6 @@ _CELL = _form(arm=str, seed=int, run=str, status=str, seconds=float, error=str)
 FORMS = {
     "manifest": _form(all_needed=False, **dict.fromkeys(SECTIONS, dict) | {"stages": dict[str, _STAGE]}),
     "note": _form(**dict.fromkeys(NOTE_FIELDS, Annotated[str, MaxLen(NOTE_LIMIT)])),
-    "suite": _form(False, False, families=Any, n_tasks=Annotated[int, Ge(20)], seed=int, new_templates=Any),
     "sweep": _form(cells=list[_CELL], arms=dict[str, _form(policy=str)], file=dict, versions=dict,
                    against=str, question=str),
     "metrics": dict[str, Annotated[float, AllowInfNan(False)] | None],

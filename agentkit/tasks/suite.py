@@ -19,7 +19,6 @@ from agentkit.recipe import located
 from agentkit.records import SandboxError, SuiteError, Task
 from agentkit.runs import read_tasks, task_problem, with_progress, write_tasks
 from agentkit.runs.labfile import blame
-from agentkit.runs.schemas import fault
 from agentkit.tasks.audit import audit
 from agentkit.tasks.expert import PlanError, solve
 from agentkit.tasks.families import code, lookup, multihop
@@ -90,17 +89,15 @@ class Suite:
             families: more families, as {name: Family or draft function}; a name that ships is replaced.
 
         Raises:
-            SuiteError: an unknown key or family, a corpus too small for that many different tasks,
+            SuiteError: an unknown family, a corpus too small for that many different tasks,
                 ``new_templates`` that leave none to train on, or a failing check.
         """
-        if problem := fault("suite", spec):
-            raise SuiteError(problem)
         corpus = corpus or Corpus()
         known = shipped_families(corpus)
         known |= {name: f if isinstance(f, Family) else Family(f) for name, f in (families or {}).items()}
         names = family_names(spec.get("families", DEFAULT_FAMILIES), known)
         n_tasks, seed = spec.get("n_tasks", 1200), spec.get("seed", 0)
-        new = set(_listed(spec.get("new_templates", ())))
+        new = set(spec.get("new_templates", ()))
         drafted, prompts, left_out = [], set(), []
         for position, name in enumerate(names):
             count = n_tasks // len(names) + (position < n_tasks % len(names))
@@ -169,20 +166,14 @@ def shipped_families(corpus: Corpus, top_k: int = 3) -> dict[str, Family]:
     }
 
 
-def family_names(names: Any, known: Mapping[str, Family]) -> list[str]:
-    """Names of families from a list or comma-separated text. Raises SuiteError for one that is not known."""
-    chosen = _listed(names) if isinstance(names, str | list | tuple) else [repr(names)]
-    unknown = [name for name in chosen if name not in known]
-    if unknown or not chosen:
+def family_names(names: Sequence[str], known: Mapping[str, Family]) -> Sequence[str]:
+    """These names of families. Raises SuiteError where one is not known or stands twice."""
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
         raise SuiteError(f"unknown task family {''.join(unknown[:1])!r}: use {', '.join(sorted(known))}")
-    if len(set(chosen)) < len(chosen):
-        raise SuiteError(f"a task family is named twice: {', '.join(chosen)}")
-    return chosen
-
-
-def _listed(names: str | Sequence[Any]) -> list[str]:
-    text = names if isinstance(names, str) else ",".join(map(str, names))
-    return [name.strip() for name in text.split(",") if name.strip()]
+    if len(set(names)) < len(names):
+        raise SuiteError(f"a task family is named twice: {', '.join(names)}")
+    return names
 
 
 def _draft_family(
