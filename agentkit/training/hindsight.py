@@ -7,14 +7,15 @@ really asked, fine-tune, and repeat. Needs no right answer to start from. ``hind
 part by its ``relabel``. Leaves out how a trajectory is relabelled (tasks.relabel for programs).
 """
 
+from __future__ import annotations
+
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agentkit.lab import Lab
 from agentkit.policies.loading import make_policy
 from agentkit.policies.scripted import ScriptedPolicy
 from agentkit.records import Task, Trajectory
@@ -24,6 +25,9 @@ from agentkit.runs.labfile import blame
 from agentkit.tasks.family import Family
 from agentkit.training.sft import fine_tune, token_count
 from agentkit.trajectories import verifier_kind
+
+if TYPE_CHECKING:
+    from agentkit.lab import Lab
 
 AT_ONCE = 4  # programs relabelled
 

@@ -5,6 +5,8 @@ metrics of processes and passes are summed. Leaves out the loss, when training s
 checkpoint holds (saves).
 """
 
+from __future__ import annotations
+
 import math
 import time
 import warnings
@@ -13,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft import get_peft_model
@@ -23,7 +25,6 @@ from transformers import get_scheduler, set_seed
 
 from agentkit.diagnostics import Watch
 from agentkit.evaluation import summarize
-from agentkit.lab import Lab
 from agentkit.policies.engine_weights import bare
 from agentkit.policies.loading import make_policy
 from agentkit.policies.precision import checkpoints
@@ -31,7 +32,6 @@ from agentkit.policies.process_group import gathered, join, on_main_process, ran
 from agentkit.policies.shards import sharded
 from agentkit.policies.sync_guard import sync
 from agentkit.policies.unsloth import adapted
-from agentkit.recipe import Recipe
 from agentkit.records import RecipeError, RunError, Step, Task, Trajectory
 from agentkit.rewards import score_all
 from agentkit.rollouts import prompt_lengths, rollout
@@ -47,6 +47,10 @@ from agentkit.training.prefix import scorer
 from agentkit.training.processes import check_same, share_gradients, summed
 from agentkit.training.saves import Saves
 from agentkit.training.selection import Selected, batches, fresh_tasks, select, spread_over
+
+if TYPE_CHECKING:
+    from agentkit.lab import Lab
+    from agentkit.recipe import Recipe
 
 OnMetrics = Callable[[dict[str, Any]], None]
 

@@ -10,15 +10,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentkit.diagnostics import audit_metrics, audited
 from agentkit.evaluation import task_success
-from agentkit.lab import Lab
 from agentkit.records import Step, StopReason, Trajectory
 from agentkit.rewards import Reward
 from agentkit.runs import Run
 from agentkit.trajectories import results_of
+
+if TYPE_CHECKING:
+    from agentkit.lab import Lab
 
 _TABLE = tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
 COLUMNS, FAMILIES = _TABLE["columns"], _TABLE["families"]  # with their meaning; families by prefix
@@ -74,7 +76,7 @@ def mean_of(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: fmean(row[name] for row in rows if name in row) for name in names}
 
 
-def of_step(step: Step, lab: Lab) -> dict[str, float]:
+def of_step(step: Step, lab: "Lab") -> dict[str, float]:
     """All that a step's trajectories and rewards show, the lab's own columns too."""
     own = {f"lab/{name}": count(step) for name, count in lab.own_columns.items()}
     return rollout_metrics(step) | reward_metrics(step, lab.reward) | own

@@ -4,10 +4,12 @@ Demonstrations are trajectories of the scripted policy, so the tokens trained on
 hold. Leaves out reading a messages data set (transcripts).
 """
 
+from __future__ import annotations
+
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from datasets import Dataset
@@ -16,7 +18,6 @@ from peft import PeftModel
 from transformers import PrinterCallback, ProgressCallback
 from trl import SFTConfig, SFTTrainer
 
-from agentkit.lab import Lab
 from agentkit.policies.precision import checkpoints, precision_of
 from agentkit.policies.process_group import on_main_process, world
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
@@ -28,6 +29,9 @@ from agentkit.runs.topology import patience
 from agentkit.training.adapters import lora, save_adapter, settled
 from agentkit.training.prefix import scorer
 from agentkit.training.transcripts import read_transcripts
+
+if TYPE_CHECKING:
+    from agentkit.lab import Lab
 
 WARMUP = 10  # steps
 MICRO_BATCH = 8  # demonstrations in one forward and backward pass, at most

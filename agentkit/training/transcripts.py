@@ -5,13 +5,14 @@ schemas) and ``family``; without ``tools`` those of the family's environment are
 ``family`` it is the tasks'. Leaves out judging whether they are right.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from agentkit.lab import Lab
 from agentkit.records import DataError, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.rollouts.call_formats import THINK, THOUGHT, format_call, parse_stored, parse_turn
 from agentkit.rollouts.chat import ChatCodec, turn_ids
@@ -20,6 +21,9 @@ from agentkit.rows import Call, Message, messages_of, read_rows, tools_of
 from agentkit.tools import runtime
 from agentkit.tools.environments import SYSTEM_PROMPT
 from agentkit.training.conversation import asked_in, in_turns, paired, thoughtful
+
+if TYPE_CHECKING:
+    from agentkit.lab import Lab
 
 _THOUGHT = re.compile(rf"\s*{THINK}(.*?){THOUGHT}", re.DOTALL)  # that a turn begins with
 
