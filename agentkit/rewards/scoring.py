@@ -50,8 +50,9 @@ def score(task: Task, trajectory: Trajectory, reward: Reward) -> Trajectory:
     A component that is None does not apply and is left out. One that raises, or is no number (of up to
     LARGEST), is recorded as None and the whole reward is None, as it is when the verifier gave no verdict or
     no component applies. What the trajectory already holds under other names stays, such as its environment's
-    own reward.
+    own reward. Raises ValueError for what is no reward.
     """
+    check_reward(reward)
     values = {name: _guarded(name, component, task, trajectory) for name, (component, _) in reward.items()}
     weighted = [weight * values[name] for name, (_, weight) in reward.items() if values[name] is not None]
     total = sum(weighted)  # NaN where a component failed
