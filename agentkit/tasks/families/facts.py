@@ -18,6 +18,7 @@ class FactIndex(defaultdict):
 
     def __init__(self, corpus: Corpus):
         super().__init__(dict)
+        self.corpus = corpus  # which a lab file's drafts search
         for kind, entity, value in facts(corpus.connection):
             self[kind][entity] = value
         self._entities = {kind: list(values) for kind, values in self.items()}
