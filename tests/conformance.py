@@ -22,19 +22,12 @@ NO_TOOLS = [ToolCall(name, {}) for name in ("no_such_tool", "reset", "get_reward
 
 
 class EnvironmentConformance:
-    """Checks of the environment protocol (TRL's ``environment_factory`` form).
+    """Checks of the environment protocol (TRL's ``environment_factory`` form)."""
 
-    Attributes:
-        factory: makes an environment.
-        calls: calls that go well on a fresh environment, in this order.
-        row: what reset is given, as a row of TRL's data set is.
-        timeout_s: of every call.
-    """
-
-    factory: ClassVar[Callable[[], object]]
-    calls: ClassVar[Sequence[ToolCall]] = ()
-    row: ClassVar[dict[str, Any]] = ROW
-    timeout_s: ClassVar[float] = 60.0
+    factory: ClassVar[Callable[[], object]]  # makes an environment
+    calls: ClassVar[Sequence[ToolCall]] = ()  # that go well on a fresh environment, in this order
+    row: ClassVar[dict[str, Any]] = ROW  # what reset is given, as a row of TRL's data set is
+    timeout_s: ClassVar[float] = 60.0  # of every call
 
     def fresh(self) -> object:
         """A new environment after its reset."""

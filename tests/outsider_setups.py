@@ -1,6 +1,6 @@
 """Set-ups written by somebody who had not read preflight: mistakes people make before a run, and sound ones.
 
-Each is a recipe, a lab file made from one desk of facts by replacing lines, and sometimes given tasks. Leaves out running them.
+Each is a recipe, a lab file made from one desk of facts by replacing lines, and sometimes given tasks.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,6 @@ from agentkit.tools.search import search_passages
 
 OPENING = ""
 
-
 class Shelf:
     def reset(self, **row) -> None:
         pass
@@ -52,10 +51,8 @@ class Shelf:
         """
         return calculate(expression)
 
-
 class Desk(Shelf):
     pass
-
 
 def draft(corpus, rng):
     task = lookup.draft(corpus, rng)
@@ -65,21 +62,16 @@ def draft(corpus, rng):
         return None
     return replace(task, verifier={"kind": "amount"})
 
-
 def amount(answer, gold, *, trajectory=None):
     return float(answer.strip() == gold)
-
 
 families = {"desk": Family(draft, environment=Desk)}
 verifiers = {"amount": amount}
 rewards = {}
 '''
-RECIPE = {
-    "families": "desk", "n_tasks": 40, "seed": 1, "max_turns": 6, "max_turn_tokens": 96,
-    "max_tokens": 512, "deterministic": True, "test_samples": 2, "steps": 40, "prompts_per_step": 6,
-    "group_size": 4, "micro_batch": 12, "learning_rate": 1.5e-3, "beta": 0.02, "val_every": 20,
-    "val_tasks": 6,
-}  # fmt: skip
+RECIPE = {"families": "desk", "n_tasks": 40, "seed": 1, "max_turns": 6, "max_turn_tokens": 96, "max_tokens": 512, "steps": 40,
+          "deterministic": True, "test_samples": 2, "prompts_per_step": 6, "group_size": 4, "micro_batch": 12,
+          "learning_rate": 1.5e-3, "beta": 0.02, "val_every": 20, "val_tasks": 6}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -124,9 +116,7 @@ def without_plans(tasks: list[Task]) -> list[Task]:
 
 def half_annotated(tasks: list[Task]) -> list[Task]:
     """A column that only some rows have."""
-    return [
-        replace(task, meta=task.meta | {"shortest": 4}) if n % 2 else task for n, task in enumerate(tasks)
-    ]
+    return [replace(t, meta=t.meta | {"shortest": 4}) if n % 2 else t for n, t in enumerate(tasks)]
 
 
 def test_in_train(tasks: list[Task]) -> list[Task]:

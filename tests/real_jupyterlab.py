@@ -17,14 +17,10 @@ from engines import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = (
-    "JUPYTER_CONFIG_DIR",
-    "JUPYTER_DATA_DIR",
-    "JUPYTER_RUNTIME_DIR",
-    "IPYTHONDIR",
-    "JUPYTERLAB_WORKSPACES_DIR",
+    "JUPYTER_CONFIG_DIR JUPYTER_DATA_DIR JUPYTER_RUNTIME_DIR IPYTHONDIR JUPYTERLAB_WORKSPACES_DIR".split()
 )
 QUEUED = (
-    """[...document.querySelectorAll(".jp-InputPrompt")].some((prompt) => prompt.textContent.includes("*"))"""
+    "[...document.querySelectorAll('.jp-InputPrompt')].some((prompt) => prompt.textContent.includes('*'))"
 )
 SETTINGS = {"apputils-extension/notification": {"fetchNews": "false"}}  # no question that hides the page
 
@@ -43,13 +39,8 @@ def served(root: Path):
     environ = os.environ | {name: str(home / name) for name in FOLDERS} | {"PYTHONPATH": paths}
     environ["JUPYTERLAB_SETTINGS_DIR"] = str(home / "settings")
     with (home / "lab.log").open("w") as log:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *words],
-            env=environ,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+        command = [sys.executable, "-m", "jupyterlab", *words]
+        server = subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
         try:
             _wait_for(f"http://127.0.0.1:{port}/api", server)
             yield f"http://127.0.0.1:{port}", token

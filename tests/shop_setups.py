@@ -1,7 +1,4 @@
-"""Set-ups of a shop, the example of a lab file changed by its user: mistakes, and sound ones that look odd.
-
-Written after preflight's rules and without looking for what they see. Leaves out running them.
-"""
+"""Set-ups of a shop, the example of a lab file changed by its user: mistakes, and sound ones that look odd."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +8,7 @@ from outsider_setups import Setup, kept
 from agentkit import Task
 
 SHOP = (Path(__file__).resolve().parents[1] / "params" / "labs" / "shop.py").read_text(encoding="utf-8")
-SHOP = SHOP.replace(
-    "[1] The price of {item} is {PRICES[item]} euros.", "[1] The price of {item} is {PRICES[item]}."
-)
+SHOP = SHOP.replace("is {PRICES[item]} euros.", "is {PRICES[item]}.")
 _FAMILY = {"families": "shop"}
 
 

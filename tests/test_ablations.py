@@ -14,9 +14,7 @@ from agentkit.views import plots
 
 
 def finished(folder, success, policy="sft", start=()):
-    """A sweep whose cells (S, N) of each arm came out like that; NaN is not scored. Of the arms in ``start``
-    validation kept step 0, and the last step was measured.
-    """
+    """A sweep whose cells (S, N) of each arm came out like that; of the arms in ``start`` validation kept step 0."""
     cells, runs = [], {}
     seeds = max(map(len, success.values()))
     for arm, outcomes in success.items():
@@ -37,9 +35,8 @@ def finished(folder, success, policy="sft", start=()):
 
 def _cell(path, outcomes, policy):
     run = Run.create(path)
-    tasks = [
-        Task(f"t{i}", "?", "1", "numeric", "A", ("easy", "hard")[i % 2], "test") for i in range(len(outcomes))
-    ]
+    levels = ["easy", "hard"] * len(outcomes)
+    tasks = [Task(f"t{i}", "?", "1", "numeric", "A", levels[i], "test") for i in range(len(outcomes))]
     write_tasks(run.file("tasks.jsonl"), tasks)
     scores = [None if np.isnan(value) else float(value) for value in outcomes]
     rollouts = [trajectory(f"t{i}", v, policy=policy) for i, v in enumerate(scores)]
@@ -50,13 +47,8 @@ def _cell(path, outcomes, policy):
         stages={"02_baseline": stage, "03_grpo": stage | {"best_step": 2}},
     )  # fmt: skip
     for step in (1, 2):
-        row = {
-            "step": step,
-            "seconds": 18.0,
-            "rollout_seconds": 9.0,
-            "extra_rollouts": 0,
-            "completion_tokens": 100.0,
-        }
+        row = {"step": step, "seconds": 18.0, "rollout_seconds": 9.0, "completion_tokens": 100.0}
+        row |= {"extra_rollouts": 0}
         append_jsonl(run.file("train", "metrics.jsonl"), row | {"dead_groups": 0.5, "val_success": 0.4})
     return run
 
@@ -72,10 +64,8 @@ def test_ablations_json_has_its_form(tmp_path):
     json.dumps(found, allow_nan=False)
     assert found.keys() >= {"question", "against", "arms", "paired", "answer"}
     arm = found["arms"]["free"]
-    assert arm.keys() >= {
-        "success", "ci95", "n_tasks", "seeds", "turns", "tool_failure_rate", "tokens", "rollouts", "gpu_hours",
-        "dead_groups", "kept_step",
-    }  # fmt: skip
+    entry = "success ci95 n_tasks seeds turns tool_failure_rate tokens rollouts gpu_hours dead_groups"
+    assert arm.keys() >= set(entry.split())
     assert (arm["n_tasks"], arm["seeds"], arm["rollouts"], arm["kept_step"]) == (60, [1, 2, 3], 16, 2)
     assert arm["gpu_hours"] is None and arm["hours"] == pytest.approx(0.02), "made on a CPU"
     assert arm["million_tokens"] == pytest.approx(0.0016)
@@ -102,18 +92,16 @@ def test_an_arm_that_lacks_seeds_takes_no_verdict_from_the_others(tmp_path):
     ablation = finished(tmp_path, own)
     assert [(test["arm"], test["verdict"]) for test in ablation.paired] == [("free", "better")]
     assert list(ablation.table()["verdict"]) == ["compared with", "better", "lacks seeds"]
-    assert "not compared, as they lack seeds: torn" in ablation.answer() and ablation.missing == [
-        "torn/seed-3"
-    ]
+    assert "not compared, as they lack seeds: torn" in ablation.answer()
+    assert ablation.missing == ["torn/seed-3"]
 
 
 def test_an_arm_that_kept_step_0_is_marked_and_a_sweep_of_such_arms_gives_no_verdict(tmp_path):
     own = {"default": outcomes(3, 0.9), "harm": outcomes(3, 0.1)}
     ablation = finished(tmp_path / "one", own, policy="grpo", start=["harm"])
     note = ablation.to_json()["arms"]["harm"]["note"]
-    assert (
-        note.startswith("harm, seed 1, 2, 3: Validation preferred the start") and "harm can be seen" in note
-    )
+    assert note.startswith("harm, seed 1, 2, 3: Validation preferred the start")
+    assert "harm can be seen" in note
     assert "; worse: harm (-" in ablation.answer() and ablation.answer().endswith(note)
     assert list(ablation.table()["step 0 kept"]) == ["–", "seed 1, seed 2, seed 3"]
     never = finished(tmp_path / "all", own, policy="grpo", start=list(own))

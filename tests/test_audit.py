@@ -1,7 +1,5 @@
 """The audit: sound suites of every verifier pass, and each planted fault is named with its task."""
 
-from __future__ import annotations
-
 import pytest
 
 from agentkit import Score, Task
@@ -35,41 +33,32 @@ def test_a_sound_suite_of_every_local_verifier_passes():
     assert sum(row["tasks"] for row in rows if row["check"] == "gold") == len(SOUND)
 
 
-@pytest.mark.parametrize(
-    ("check", "task"),
-    [
-        ("gold", Task("x", "p?", "many", "numeric")),
-        ("gold", Task("x", "p?", "Paris", {"kind": [1]})),
-        ("gold", Task("x", "p?", "5", {"kind": "numeric", "answer": 5})),
-        ("gold", Task("x", "p?", "5", {"kind": "numeric", "tolerance": 1})),
-        ("gold", Task("x", "p?", "def f(x): return x", CODE)),
-        ("perturbed", Task("x", "p?", "5", {"kind": "numeric", "abs_tol": 10})),
-        ("perturbed", Task("x", "p?", "def f(x): return None", {"kind": "code", "entry": "f", "tests": [[[1], None]]})),
-        ("perturbed", Task("x", "p?", ".*", {"kind": "regex"}, meta={"right_answer": "anything"})),
-        ("prompt echo", Task("x", "Paris?", "Paris")),
-        ("both answers", Task("x", "p?", "3", {"kind": "regex", "pattern": r"(\d)\D*\d?$"})),
-        ("refusal", Task("x", "p?", "I could not find this.")),
-        ("longest passage", Task("x", "p?", "Paris", meta={"passages": ["the", "Paris."]})),
-        ("longest passage", Task("x", "p?", "3", {"kind": "regex", "pattern": r"(\d) apples"},
-                                 meta={"right_answer": "3 apples", "passages": ["There were 3 apples once upon a time."]})),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("check", "task"), [
+    ("gold", Task("x", "p?", "many", "numeric")),
+    ("gold", Task("x", "p?", "Paris", {"kind": [1]})),
+    ("gold", Task("x", "p?", "5", {"kind": "numeric", "answer": 5})),
+    ("gold", Task("x", "p?", "5", {"kind": "numeric", "tolerance": 1})),
+    ("gold", Task("x", "p?", "def f(x): return x", CODE)),
+    ("perturbed", Task("x", "p?", "5", {"kind": "numeric", "abs_tol": 10})),
+    ("perturbed", Task("x", "p?", "def f(x): return None", {"kind": "code", "entry": "f", "tests": [[[1], None]]})),
+    ("perturbed", Task("x", "p?", ".*", {"kind": "regex"}, meta={"right_answer": "anything"})),
+    ("prompt echo", Task("x", "Paris?", "Paris")),
+    ("both answers", Task("x", "p?", "3", {"kind": "regex", "pattern": r"(\d)\D*\d?$"})),
+    ("refusal", Task("x", "p?", "I could not find this.")),
+    ("longest passage", Task("x", "p?", "Paris", meta={"passages": ["the", "Paris."]})),
+    ("longest passage", Task("x", "p?", "3", {"kind": "regex", "pattern": r"(\d) apples"},
+                             meta={"right_answer": "3 apples", "passages": ["There were 3 apples once upon a time."]})),
+])  # fmt: skip
 def test_a_planted_fault_is_found(check, task):
     assert (check, "x") in failures(task)
 
 
-@pytest.mark.parametrize(
-    ("task", "says"),
-    [
-        (Task("x", "p?", "Paris", meta={"passages": [1]}), "passage 1 is '1': it must be a text"),
-        (
-            Task("x", "p?", "Paris", meta={"plan": [{"tool": "search"}]}),
-            "a search needs arguments with a query",
-        ),
-        (Task("x", "p?", "Paris", {"kind": "exact", "aliases": [1]}), "aliases is [1]"),
-        (Task("x", "p?", "def f(x): return x + 1", CODE, meta={"near_misses": 5}), "near_misses is 5"),
-    ],
-)
+@pytest.mark.parametrize(("task", "says"), [
+    (Task("x", "p?", "Paris", meta={"passages": [1]}), "passage 1 is '1': it must be a text"),
+    (Task("x", "p?", "Paris", meta={"plan": [{"tool": "search"}]}), "a search needs arguments with a query"),
+    (Task("x", "p?", "Paris", {"kind": "exact", "aliases": [1]}), "aliases is [1]"),
+    (Task("x", "p?", "def f(x): return x + 1", CODE, meta={"near_misses": 5}), "near_misses is 5"),
+])  # fmt: skip
 def test_gold_data_of_another_form_is_one_finding(corpus, task, says):
     """And the other tasks are checked all the same."""
     (found,) = [row for row in audit([task, Task("y", "q?", "Lyon")]) if not row["passed"]]
@@ -118,9 +107,8 @@ def test_scoring_that_does_not_repeat_is_found(monkeypatch):
 
 
 def test_a_verifier_that_cannot_judge_what_is_wrong_is_found(monkeypatch):
-    monkeypatch.setitem(
-        KINDS, "exact", lambda answer, gold: Score(1.0 if answer == gold else None, "no idea")
-    )
+    unsure = lambda answer, gold: Score(1.0 if answer == gold else None, "no idea")  # noqa: E731
+    monkeypatch.setitem(KINDS, "exact", unsure)
     assert failures(Task("x", "p?", "Paris")) >= {("perturbed", "x"), ("refusal", "x")}
 
 
@@ -129,8 +117,6 @@ def test_a_pattern_need_not_take_itself():
     assert failures(legs) == set()
     (row,) = [row for row in audit([legs]) if row["check"] == "gold"]
     assert row["tasks"] == 0 and "no right answer was tried, as meta['right_answer'] of x" in row["why"]
-    assert failures(Task("x", "How many legs has a dog?", ".*", "regex")) >= {
-        ("prompt echo", "x"),
-        ("refusal", "x"),
-    }
+    anything = failures(Task("x", "How many legs has a dog?", ".*", "regex"))
+    assert anything >= {("prompt echo", "x"), ("refusal", "x")}
     assert failures(Task("x", "How many?", "4", {"kind": "regex", "pattern": "5"})) == {("gold", "x")}

@@ -19,77 +19,62 @@ RATIO = Task(
     meta={"plan": [step("search", "1861484", query="area of Sudan"), step("search", "377835", query="area of Japan"),
                    step("calculator", expression="round({0} / {1}, 2)")]},
 )  # fmt: skip
-CHAIN = Task(
-    "chain", "What is the capital of the country of the city Samfya?", "Lusaka", "exact", "B",
-    meta={"plan": [step("search", "Zambia", query="country of Samfya"), step("search", "Lusaka", query="capital of Zambia")]},
-)  # fmt: skip
 WHICH = Task(
     "which", "Which country is larger, Iran or Mayotte?", "Iran", "exact", "A",
     meta={"plan": [step("search", "1648000", query="area of Iran"), step("search", "374", query="area of Mayotte"),
                    step("calculator", expression="{0} > {1}")], "answer_if": {"true": "Iran", "false": "Mayotte"}},
 )  # fmt: skip
-CODE = Task(
-    "code", "Write f(n) that returns 2 n.", "def f(n): return 2 * n", {"kind": "code"}, "C", tools=("python",)
-)
+CODE = Task("code", "Write f(n): 2 n.", "def f(n): return 2 * n", {"kind": "code"}, "C", tools=("python",))
 GIVES = Task(
     "gives", "Take x = 2: double it.", "4", "numeric", "C", tools=("python",),
     meta={"plan": [step("python", "4", code="...")]},
 )  # fmt: skip
 OPEN = Task("open", "Who wrote Emma?", "Jane Austen", "exact", "custom", tools=("search",))
 PLAIN = Task("plain", "Say hello.", "hello", "exact", "custom", tools=(), meta={"plan": []})
-TASKS = [RATIO, CHAIN, WHICH, CODE, GIVES, OPEN, PLAIN]
+TASKS = [RATIO, WHICH, CODE, GIVES, OPEN, PLAIN]
 
-SUDAN = ToolResult("search", {"query": "area of Sudan"}, "[1] The area of Sudan is 1861484 square km.", True)
-JAPAN = ToolResult("search", {"query": "area of Japan"}, "[1] The area of Japan is 377835 square km.", True)
-RIGHT = ToolResult("calculator", {"expression": "round(1861484 / 377835, 2)"}, "4.93", True)
-SUM = ToolResult("calculator", {"expression": "1861484 + 377835"}, "2239319", True)
-TYPO = ToolResult("calculator", {"expression": "round(1861484 / 37783, 2)"}, "49.27", True)
+
+def seen(query, said):
+    return ToolResult("search", {"query": query}, f"[1] The {query} is {said}.", True)
+
+
+def computed(expression, value):
+    return ToolResult("calculator", {"expression": expression}, value, True)
+
+
+SUDAN, JAPAN = seen("area of Sudan", "1861484 square km"), seen("area of Japan", "377835 square km")
+LUSAKA = seen("capital of Zambia", "Lusaka")
+IRAN, MAYOTTE = seen("area of Iran", "1648000 square km"), seen("area of Mayotte", "374 square km")
+RIGHT, SUM = computed("round(1861484 / 377835, 2)", "4.93"), computed("1861484 + 377835", "2239319")
+TYPO, LARGER = computed("round(1861484 / 37783, 2)", "49.27"), computed("1648000 > 374", "true")
 BROKEN = ToolResult("", {}, "Error: malformed tool call.", False)
-ZAMBIA = ToolResult(
-    "search", {"query": "country of Samfya"}, "[1] The country of the city Samfya is Zambia.", True
-)
-LUSAKA = ToolResult("search", {"query": "capital of Zambia"}, "[1] The capital of Zambia is Lusaka.", True)
-IRAN = ToolResult("search", {"query": "area of Iran"}, "[1] The area of Iran is 1648000 square km.", True)
-MAYOTTE = ToolResult(
-    "search", {"query": "area of Mayotte"}, "[1] The area of Mayotte is 374 square km.", True
-)
-LARGER = ToolResult("calculator", {"expression": "1648000 > 374"}, "true", True)
 RAN = ToolResult("python", {"code": "print(f(2))"}, "5", True)
 TESTED = ToolResult("python", {"code": "def f(n):\n  return n\nprint(f(2))"}, "2", True)
 
 
 def made(task, answer, *calls, success=0.0, stop=StopReason.ANSWER, sample=0, policy="sft"):
-    """One trajectory: each call is a turn (a tuple of calls is one turn), then the answer."""
-    turns = [
-        Turn("<tool_call>...</tool_call><|im_end|>", (0, 1), c if isinstance(c, tuple) else (c,))
-        for c in calls
-    ]
+    """One trajectory: each call is a turn, then the answer."""
+    turns = [Turn("<tool_call>...</tool_call><|im_end|>", (0, 1), (call,)) for call in calls]
     turns += [Turn(f"Answer: {answer}<|im_end|>", (0, 1))] if answer is not None else []
-    return Trajectory(
-        task.id, policy, sample, 0, (1,), (2,), (1,), (0.0,), tuple(turns), stop, answer, success
-    )
+    tokens = (1,), (2,), (1,), (0.0,)
+    return Trajectory(task.id, policy, sample, 0, *tokens, tuple(turns), stop, answer, success)
 
 
 CASES = [
-    ("engine failed", made(RATIO, None, SUDAN, stop=StopReason.ERROR)),
     ("engine failed", made(RATIO, None, SUDAN, stop=StopReason.TIME_LIMIT)),
     ("out of turns", made(RATIO, None, SUDAN, SUDAN, JAPAN, stop=StopReason.TURN_LIMIT)),
-    ("out of tokens", made(RATIO, None, SUDAN, stop=StopReason.TOKEN_LIMIT)),
     ("out of tokens", made(RATIO, None, BROKEN, stop=StopReason.TRUNCATED_TURN)),
     ("answer form", made(RATIO, None, SUDAN, JAPAN)),
     ("answer form", made(RATIO, "4.93 or 5", SUDAN, JAPAN, RIGHT)),
     ("no call worked", made(RATIO, "12")),
-    ("no call worked", made(CODE, "def f(n): return n")),
     ("misreported", made(RATIO, "49.3", SUDAN, JAPAN, RIGHT)),
     ("misreported", made(WHICH, "Mayotte", IRAN, MAYOTTE, LARGER)),
     ("misreported", made(GIVES, "5", RAN, replace(RAN, observation="4"))),
     ("stopped after a failed call", made(RATIO, "377835", SUDAN, JAPAN, BROKEN)),
     ("fact not found", made(RATIO, "4", SUDAN, LUSAKA, SUM)),
     ("step skipped", made(RATIO, "377835", SUDAN, JAPAN)),
-    ("step skipped", made(WHICH, "Mayotte", IRAN, MAYOTTE)),
     ("wrong result", made(RATIO, "49.27", SUDAN, JAPAN, TYPO)),
     ("wrong result", made(CODE, "```python\ndef f(n):\n    return n\n```", TESTED)),
-    ("wrong result", made(OPEN, "Charlotte Brontë", RIGHT)),
 ]
 
 
@@ -106,26 +91,21 @@ def test_failures_count_each_failed_trajectory_once_and_leave_out_the_unscored()
     assert found["grpo"].sum() == 0 and failures({"sft": others}, TASKS).empty
 
 
-@pytest.mark.parametrize(
-    ("name", "trajectory", "wanted"),
-    [
-        ("Retries", made(RATIO, "4.93", SUDAN, BROKEN, JAPAN), (1, 1)),
-        ("Retries", made(RATIO, "4.93", SUDAN, BROKEN), (0, 1)),
-        ("Retries", made(RATIO, None, SUDAN, BROKEN), (0, 0)),  # nothing came after: no occasion
-        ("Recovers", made(RATIO, "4.93", BROKEN, BROKEN, JAPAN), (1, 2)),
-        ("Verifies", made(RATIO, "4.93", SUDAN, JAPAN, RIGHT, RIGHT), (1, 1)),
-        ("Verifies", made(RATIO, "4.93", SUDAN, JAPAN, RIGHT), (0, 1)),
-        ("Repeats", made(RATIO, "4.93", SUDAN, JAPAN, SUDAN), (1, 3)),
-        ("Shortcut: answers", made(RATIO, "5"), (1, 1)),
-        ("Shortcut: answers", made(PLAIN, "hello"), (0, 0)),
-        ("Shortcut: skips", made(RATIO, "5", SUDAN, SUDAN, JAPAN), (1, 1)),
-        ("Shortcut: skips", made(GIVES, "4", RAN), (0, 0)),
-        ("Shortcut: answer from", made(RATIO, "5", SUDAN, JAPAN, RIGHT), (1, 1)),
-        ("Shortcut: answer from", made(CHAIN, "lusaka.", ZAMBIA, LUSAKA), (0, 1)),
-        ("Shortcut: answer from", made(CODE, "def f(n): return n", TESTED), (0, 0)),
-        ("Gives", made(OPEN, "No information about this."), (1, 1)),
-    ],
-)
+@pytest.mark.parametrize(("name", "trajectory", "wanted"), [
+    ("Retries", made(RATIO, "4.93", SUDAN, BROKEN, JAPAN), (1, 1)),
+    ("Retries", made(RATIO, None, SUDAN, BROKEN), (0, 0)),  # nothing came after: no occasion
+    ("Recovers", made(RATIO, "4.93", BROKEN, BROKEN, JAPAN), (1, 2)),
+    ("Verifies", made(RATIO, "4.93", SUDAN, JAPAN, RIGHT, RIGHT), (1, 1)),
+    ("Verifies", made(RATIO, "4.93", SUDAN, JAPAN, RIGHT), (0, 1)),
+    ("Repeats", made(RATIO, "4.93", SUDAN, JAPAN, SUDAN), (1, 3)),
+    ("Shortcut: answers", made(RATIO, "5"), (1, 1)),
+    ("Shortcut: answers", made(PLAIN, "hello"), (0, 0)),
+    ("Shortcut: skips", made(RATIO, "5", SUDAN, SUDAN, JAPAN), (1, 1)),
+    ("Shortcut: skips", made(GIVES, "4", RAN), (0, 0)),
+    ("Shortcut: answer from", made(RATIO, "5", SUDAN, JAPAN, RIGHT), (1, 1)),
+    ("Shortcut: answer from", made(CODE, "def f(n): return n", TESTED), (0, 0)),
+    ("Gives", made(OPEN, "No information about this."), (1, 1)),
+])  # fmt: skip
 def test_each_habit_on_a_literal(name, trajectory, wanted):
     (habit,) = (habit for habit in HABITS if habit.title.startswith(f"{name} "))
     values = habit.values(trajectory, {t.id: t for t in TASKS}[trajectory.task_id])

@@ -1,6 +1,4 @@
-"""The views in a real headless Chromium, offline: as files opened from disk, in a frame as a notebook holds
-them, and live. What is not slow has one test a view, one of frames, one of hostile text and one of live views.
-"""
+"""The views in a real headless Chromium, offline: as files opened from disk, in a frame as a notebook holds them, and live."""
 
 import json
 from contextlib import contextmanager
@@ -10,53 +8,37 @@ from pathlib import Path
 import pytest
 from hostile.widget_texts import SCRIPTS
 from playwright.sync_api import expect
-from widget_cases import TASKS, call, group, trajectory, widget
+from widget_cases import TASKS, group, traced, trajectory, widget
 
 from agentkit.evaluation.html import task_links
-from agentkit.records import Picture, Table, Task, ToolResult, Turn
+from agentkit.records import Table, Task, ToolResult, Turn
 from agentkit.views.widgets import compare_trajectories, group_view, mask_xray
 
 VIEWS = {"compare": widget, "group": lambda: group_view(group(), TASKS), "xray": lambda: mask_xray(traced())}
 
 
-def traced(**changes):
-    fields = {
-        "prompt_ids": (8, 9), "completion_ids": (1, 2, 3, 4, 5), "action_mask": (1, 1, 0, 1, 1),
-        "old_logprobs": (-0.1, -0.2, 0.0, -0.3, -0.4), "turns": (Turn("ab", (0, 2)), Turn("de", (3, 5))), "advantage": 0.5,
-    }  # fmt: skip
-    return trajectory("t0", 1.0, **(fields | changes))
-
-
 @contextmanager
-def opened(browser, file, fragment="", **options):
-    """A page opened from disk with the network off: (page, errors). What fails or asks for the network is an
-    error.
-    """
-    context = browser.new_context(offline=True, viewport={"width": 1100, "height": 760}, **options)
+def opened(browser, file, fragment=""):
+    """A page opened from disk with the network off. What fails or asks for the network is an error."""
+    context = browser.new_context(offline=True, viewport={"width": 1100, "height": 760})
     page = context.new_page()
     errors = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("dialog", lambda dialog: errors.append(dialog.message))
     page.on("request", lambda request: request.url.startswith("file:") or errors.append(request.url))
     page.goto(file.as_uri() + fragment)
-    yield page, errors
+    yield page
     assert [e for e in errors if not e.startswith(("blob:", "about:"))] == []
     context.close()
-
-
-@pytest.fixture
-def saved(tmp_path):
-    """Writes a view as a page of its own."""
-    return lambda view, name="page.html": view.save(tmp_path / name)
 
 
 @pytest.fixture
 def framed(tmp_path):
     """Writes a view as a notebook opened as a file holds it."""
 
-    def write(view, body="<body>", more=""):
+    def write(view, more=""):
         file = tmp_path / "notebook.html"
-        file.write_text(f"<!doctype html><meta charset=utf-8>{body}{view.html()}{more}", encoding="utf-8")
+        file.write_text(f"<!doctype html><meta charset=utf-8><body>{view.html()}{more}", encoding="utf-8")
         return file
 
     return write
@@ -66,9 +48,8 @@ def wait_for_text(locator, text):
     locator.filter(has_text=text).wait_for(timeout=20_000)
 
 
-# ---- trajectories side by side
-def test_what_a_task_shows(browser, saved):
-    with opened(browser, saved(widget())) as (page, _):
+def test_what_a_task_shows(browser, tmp_path):
+    with opened(browser, widget().save(tmp_path / "page.html")) as page:
         wait_for_text(page.locator("output").first, "task 1 of 3")
         assert page.locator(".prompt").inner_text() == TASKS[0].prompt
         sft, grpo = page.get_by_label("sft", exact=True), page.get_by_label("grpo", exact=True)
@@ -99,41 +80,13 @@ def test_what_a_task_shows(browser, saved):
         wait_for_text(grpo, "stopped: no turn was left (max_turns), and it still called a tool")
 
 
-@pytest.mark.slow
-def test_states_are_drawn_and_none_of_them_acts(browser, framed):
-    class Shop:
-        @classmethod
-        def render(cls, task, trajectory, turn):
-            bad = "<img src=x onerror=alert(1)>"
-            return [Table((bad, "left"), ((bad, 3),)), Picture({bad: [[1, 2], [3, 4]]})][turn % 2]
-
-    shown = trajectory("t0", 1.0, turns=(call("peru"), call("lima"), Turn("33", (0, 1))))
-    view = compare_trajectories(TASKS, {"sft": [shown]}, environments={"A": Shop})
-    with opened(browser, framed(view)) as (page, _):
-        where = page.frame_locator("iframe")
-        wait_for_text(where.locator("output").first, "task 1 of 1")
-        state = where.get_by_label("state after this turn")
-        assert state.count() == 3 and state.locator("tr").count() == 4
-        image = state.locator("img")
-        assert image.count() == 1 and image.evaluate("e => e.decode().then(() => e.naturalWidth)") > 0
-        assert image.get_attribute("alt") == "<img src=x onerror=alert(1)>"
-        assert state.first.locator("th").first.inner_text() == "<img src=x onerror=alert(1)>"
-
-
-# ---- links and notes
-
-
-def write_note(page, where, text):
-    where.get_by_label("note on this task").fill(text)
-    wait_for_text(where.locator(".note output"), "saved in this browser")
-
-
 def test_in_a_frame_notes_and_links_go_through_the_page(browser, framed):
     file = framed(widget(), more=task_links("t2"))
-    with opened(browser, file, "#task=t1") as (page, _):
+    with opened(browser, file, "#task=t1") as page:
         frame = page.frame_locator("iframe")
         wait_for_text(frame.locator(".prompt"), TASKS[1].prompt)
-        write_note(page, frame, "from a frame")
+        frame.get_by_label("note on this task").fill("from a frame")
+        wait_for_text(frame.locator(".note output"), "saved in this browser")
         frame.get_by_label("next task").click()
         page.wait_for_function("location.hash === '#task=t2'")
         page.reload()
@@ -149,9 +102,8 @@ def test_in_a_frame_notes_and_links_go_through_the_page(browser, framed):
         assert json.loads(Path(download.value.path()).read_text())["text"] == "from a frame"
 
 
-# ---- mask X-ray
-def test_xray_shows_masks_values_and_ids(browser, saved):
-    with opened(browser, saved(VIEWS["xray"]())) as (page, _):
+def test_xray_shows_masks_values_and_ids(browser, tmp_path):
+    with opened(browser, VIEWS["xray"]().save(tmp_path / "page.html")) as page:
         tokens = page.locator(".tokens span")
         tokens.first.wait_for()
         assert tokens.all_inner_texts() == ["#1", "#2", "#3", "#4", "#5"]
@@ -169,9 +121,8 @@ def test_xray_shows_masks_values_and_ids(browser, saved):
         page.keyboard.press("ArrowRight")
         wait_for_text(page.locator(".detail"), "source observation, turn 1")
         colours = page.get_by_label("colour by")
-        assert colours.locator("option").all_inner_texts() == [
-            "action mask", "log-probability at sampling", "advantage (mean of the trajectory)",
-        ]  # fmt: skip
+        names = ["action mask", "log-probability at sampling", "advantage (mean of the trajectory)"]
+        assert colours.locator("option").all_inner_texts() == names
 
         def strengths():
             return tokens.evaluate_all("spans => spans.map((s) => Number(s.style.getPropertyValue('--w')))")
@@ -184,9 +135,8 @@ def test_xray_shows_masks_values_and_ids(browser, saved):
         wait_for_text(tokens.first, "#8")
 
 
-# ---- group
-def test_group_tells_the_best_from_the_worst(browser, saved):
-    with opened(browser, saved(VIEWS["group"]())) as (page, _):
+def test_group_tells_the_best_from_the_worst(browser, tmp_path):
+    with opened(browser, VIEWS["group"]().save(tmp_path / "page.html")) as page:
         head = page.locator(".contrast h3")
         wait_for_text(head, "What tells sample 2 (the best) from sample 1 (the worst)")
         shown = page.get_by_label("differences").locator("tbody tr").all_inner_texts()
@@ -202,11 +152,17 @@ def test_group_tells_the_best_from_the_worst(browser, saved):
         wait_for_text(page.locator(".contrast h3"), "What tells sample 2 (the best) from sample 0")
 
 
-# ---- hostile text
+class Showing:
+    """Its state after a turn is a table of what the model wrote."""
+
+    @classmethod
+    def render(cls, task, trajectory, turn):
+        said = trajectory.turns[turn].text
+        return Table((said,), ((said,),))
+
+
 def hostile_views(texts):
-    """Every view with each text in every place a model or a user can write to: (kind, view), to be paged
-    through.
-    """
+    """Every view with each text in every place a model or a user can write to: (kind, view)."""
     tasks, trajectories = [], []
     for text in texts:
         short = text[:5000]
@@ -217,7 +173,8 @@ def hostile_views(texts):
         trajectories += [trajectory(short, 0.5 * i, sample=i, reward=0.1 * i, **fields) for i in range(2)]
         tasks.append(Task(short, text, text, family=short, difficulty=short))
     one, whole = texts[0][:5000], "".join(texts)
-    view = compare_trajectories(tasks, {one: trajectories, "b": trajectories})
+    environments = {task.family: Showing for task in tasks}
+    view = compare_trajectories(tasks, {one: trajectories, "b": trajectories}, environments=environments)
     many = {"completion_ids": tuple(range(60)), "action_mask": (1,) * 60, "old_logprobs": (-1.0,) * 60}
     part = len(whole) // 60 + 1
     yield "compare", view
@@ -242,10 +199,10 @@ ACTIVE = "img, svg, math, iframe, object, embed, link, base, form, body meta, .a
 
 
 @pytest.mark.parametrize("kind", VIEWS)
-def test_markup_stays_text(browser, saved, framed, kind):
+def test_markup_stays_text(browser, tmp_path, framed, kind):
     texts = list(SCRIPTS.values())
     view = dict(hostile_views(texts))[kind]
-    with opened(browser, saved(view)) as (page, _):
+    with opened(browser, view.save(tmp_path / "page.html")) as page:
         for i in leaf(page, page, kind, len(texts)):
             page.mouse.move(300, 300 + i)
             assert page.evaluate("active => document.querySelectorAll(active).length", ACTIVE) == 0
@@ -253,7 +210,7 @@ def test_markup_stays_text(browser, saved, framed, kind):
             if kind != "xray":
                 assert texts[i].splitlines()[0] in page.locator(".prompt").inner_text()
         assert page.evaluate("window.hacked") is None
-    with opened(browser, framed(view, more="<p id=after>after")) as (page, _):
+    with opened(browser, framed(view, more="<p id=after>after")) as page:
         for _ in leaf(page, page.frame_locator("iframe"), kind, len(texts)):
             assert len(page.frames) == 2
         assert page.locator("#after").inner_text() == "after"
@@ -264,7 +221,7 @@ def test_markup_stays_text(browser, saved, framed, kind):
 
 @pytest.mark.slow
 def test_a_frame_reaches_nothing_around_it(browser, framed):
-    with opened(browser, framed(widget())) as (page, _):
+    with opened(browser, framed(widget())) as page:
         page.frame_locator("iframe").locator(".columns").wait_for()
         inner = page.frames[1]
         assert inner.evaluate("try { parent.document.title; 'reached' } catch { 'refused' }") == "refused"
@@ -281,46 +238,39 @@ def test_a_frame_reaches_nothing_around_it(browser, framed):
         assert found == [None, 0, False]
 
 
-# ---- live
-@pytest.mark.parametrize("kind", VIEWS)
-def test_the_module_draws_the_live_view(browser, kind):
-    """The same file as an ES module behind a stand-in for anywidget's model; the JupyterLab test has the real
-    one.
-    """
-    view = VIEWS[kind]()
-    context = browser.new_context()
-    page = context.new_page()
+DRAW = """async ([source, blocks]) => {
+    const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
+    const { default: widget } = await import(url);
+    const data = blocks.map((block) => new DataView(new Uint8Array(block).buffer));
+    const [heard, values] = [{}, { data, task_id: "t0", notes: [], status: "" }];
+    window.model = {
+        get: (key) => values[key],
+        set: (key, value) => { values[key] = value; },
+        save_changes: () => { window.saved = structuredClone({ ...values, data: null }); },
+        on: (event, act) => { heard[event] = act; },
+        off: (event) => { delete heard[event]; },
+    };
+    window.heard = heard;
+    window.clean = await widget.render({ model: window.model, el: document.body });
+}"""
+
+
+def test_the_module_draws_the_live_view(browser):
+    """The same file as an ES module behind a stand-in for anywidget's model; the JupyterLab test has the real one."""
+    view, page = widget(), browser.new_page()
     page.goto("about:blank")
-    page.evaluate(
-        """async ([source, blocks]) => {
-            const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
-            const { default: widget } = await import(url);
-            const data = blocks.map((block) => new DataView(new Uint8Array(block).buffer));
-            const [heard, values] = [{}, { data, task_id: "t0", notes: [], status: "" }];
-            window.model = {
-                get: (key) => values[key],
-                set: (key, value) => { values[key] = value; },
-                save_changes: () => { window.saved = structuredClone({ ...values, data: null }); },
-                on: (event, act) => { heard[event] = act; },
-                off: (event) => { delete heard[event]; },
-            };
-            window.heard = heard;
-            window.clean = await widget.render({ model: window.model, el: document.body });
-        }""",
-        [view.source, [list(block) for block in view.data]],
-    )
+    page.evaluate(DRAW, [view.source, [list(block) for block in view.data]])
     page.locator("section, .tokens span").first.wait_for()
-    if kind == "compare":
-        page.get_by_label("next task").click()
-        page.wait_for_function("window.saved?.task_id === 't1'")
-        page.get_by_label("note on this task").fill("live")
-        page.wait_for_function("saved.notes[0]?.text === 'live' && saved.notes[0].task_id === 't1'")
-        page.evaluate("model.set('status', 'saved in demo'); heard['change:status']()")
-        wait_for_text(page.locator(".note output"), "saved in demo")
-        page.evaluate("model.set('task_id', 't2'); heard['change:task_id']()")
-        wait_for_text(page.locator(".prompt"), TASKS[2].prompt)
-        page.evaluate("document.body.insertAdjacentHTML('beforeend', '<a href=#task=t0>t0</a>')")
-        page.locator("a").click()
-        wait_for_text(page.locator(".prompt"), TASKS[0].prompt)
+    page.get_by_label("next task").click()
+    page.wait_for_function("window.saved?.task_id === 't1'")
+    page.get_by_label("note on this task").fill("live")
+    page.wait_for_function("saved.notes[0]?.text === 'live' && saved.notes[0].task_id === 't1'")
+    page.evaluate("model.set('status', 'saved in demo'); heard['change:status']()")
+    wait_for_text(page.locator(".note output"), "saved in demo")
+    page.evaluate("model.set('task_id', 't2'); heard['change:task_id']()")
+    wait_for_text(page.locator(".prompt"), TASKS[2].prompt)
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<a href=#task=t0>t0</a>')")
+    page.locator("a").click()
+    wait_for_text(page.locator(".prompt"), TASKS[0].prompt)
     assert page.evaluate("clean(); Object.keys(heard).length") == 0
-    context.close()
+    page.close()

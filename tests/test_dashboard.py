@@ -5,9 +5,10 @@ from contextlib import nullcontext
 
 import pandas as pd
 import pytest
+from widget_cases import trajectory
 
 from agentkit.recipe import Recipe
-from agentkit.records import StopReason, ToolResult, Trajectory, Turn
+from agentkit.records import ToolResult, Trajectory, Turn
 from agentkit.runs import Run, append_jsonl, write_jsonl, write_trajectories
 from agentkit.views.widgets.dashboard import CONTROL, Dashboard, progress
 
@@ -15,10 +16,8 @@ HOSTILE = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script></
 
 
 def rows(n: int) -> list[dict]:
-    found = [
-        {"step": i, "reward": i / n, "success": 0.5, "kl": 0.01, "clip_fraction": 0.0, "seconds": 2.0}
-        for i in range(1, n + 1)
-    ]
+    same = {"success": 0.5, "kl": 0.01, "clip_fraction": 0.0, "seconds": 2.0}
+    found = [{"step": i, "reward": i / n} | same for i in range(1, n + 1)]
     for row in found[::10]:
         row |= {"val_success": 0.6, "val_ci_low": 0.5, "val_ci_high": 0.7}
     return found
@@ -26,9 +25,7 @@ def rows(n: int) -> list[dict]:
 
 def rollout(sample: int, reward: float, text: str = "look up") -> Trajectory:
     turns = (Turn(text, (0, 1), (ToolResult("search", {}, text, True),)), Turn("Answer: 7", (1, 2)))
-    return Trajectory(
-        "a", "grpo", sample, 0, (1,), (2, 3), (1, 1), (0.0, 0.0), turns, StopReason.ANSWER, "7", 1.0, reward=reward, step=2,
-    )  # fmt: skip
+    return trajectory("a", 1.0, sample=sample, policy="grpo", turns=turns, answer="7", reward=reward, step=2)
 
 
 @pytest.fixture
@@ -118,10 +115,8 @@ def test_at_its_end_it_says_what_is_kept_and_how_to_go_on(run, capsys, error, ch
         if error:
             raise error
     page = run.file("train", "dashboard.html").read_text()
-    assert (
-        says.format(run=run.path, name=run.path.name) in page
-        and " left" not in page.split("Step 20 of 60")[1][:60]
-    )
+    assert says.format(run=run.path, name=run.path.name) in page
+    assert " left" not in page.split("Step 20 of 60")[1][:60]
 
 
 def test_a_dashboard_of_nothing(tmp_path):

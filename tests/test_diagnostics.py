@@ -42,20 +42,16 @@ def rollout(task: str, sample: int, success: float, **changed) -> Trajectory:
 
 def steps(**columns: list[float]) -> list[StepMeasures]:
     """A history of metrics alone, one value a step."""
-    return [
-        StepMeasures(i + 1, {n: v[i] for n, v in columns.items()}, {})
-        for i in range(len(next(iter(columns.values()))))
-    ]
+    count = len(next(iter(columns.values())))
+    return [StepMeasures(i + 1, {n: v[i] for n, v in columns.items()}, {}) for i in range(count)]
 
 
 # ---- what a step shows
 def test_the_measures_of_a_step_are_counted_by_hand():
     solved = [rollout("a", i, 1.0) for i in range(2)]
     stuck = [rollout("b", i, 0.0, completion_ids=(4, 5, 6), answer="9") for i in range(2)]
-    mixed = [
-        rollout("c", 0, 1.0),
-        rollout("c", 1, 0.0, stop_reason=StopReason.TURN_LIMIT, answer=None, turns=()),
-    ]
+    late = {"stop_reason": StopReason.TURN_LIMIT, "answer": None, "turns": ()}
+    mixed = [rollout("c", 0, 1.0), rollout("c", 1, 0.0, **late)]
     step = observe({"step": 3, "kl": 0.2, "grad_norm": None}, [*solved, *stuck, *mixed])
     expected = {"zero_variance": 2 / 3, "solved": 1 / 3, "stuck": 1 / 3, "success": 0.5, "reward": 0.6, "truncated": 1 / 6,
                 "no_tool": 1 / 6, "calls": 5 / 6, "kl": 0.2, "not_finite": 1.0, "reward_wrong": 0.1,
@@ -112,18 +108,12 @@ def test_a_value_that_is_not_finite_is_critical_and_odd_rows_are_nothing():
     assert scan([observe({"step": 1, "note": "text", "flag": True})]) == [] and holding([]) == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "excused", "fault"),
-    [
-        ("mode_collapse", {"success": [0.4] * 8 + [0.7] * 6}, {"success": [0.4] * 14}),
-        ("overfitting", {"success": [0.7] * 12 + [0.4] * 13}, {"success": [0.5] * 12 + [0.7] * 13}),
-    ],
-)
+@pytest.mark.parametrize(("name", "excused", "fault"), [
+    ("mode_collapse", {"success": [0.4] * 8 + [0.7] * 6}, {"success": [0.4] * 14}),
+    ("overfitting", {"success": [0.7] * 12 + [0.4] * 13}, {"success": [0.5] * 12 + [0.7] * 13}),
+])  # fmt: skip
 def test_what_success_says_decides_whether_it_is_a_fault(name, excused, fault):
-    seen = {
-        "mode_collapse": {"entropy": [0.5] * 8 + [0.02] * 6},
-        "overfitting": {"val_success": sparse(0.5, 0.7, 0.7, 0.5, 0.5)},
-    }[name]
+    seen = {"mode_collapse": {"entropy": [0.5] * 8 + [0.02] * 6}, "overfitting": {"val_success": sparse(0.5, 0.7, 0.7, 0.5, 0.5)}}[name]  # fmt: skip
     assert name in holding(steps(**seen, **fault)) and name not in holding(steps(**seen, **excused))
 
 
@@ -141,22 +131,19 @@ def test_alarms_are_written_once_and_again_after_a_silence(tmp_path):
 # ---- the auditor
 
 
-@pytest.mark.parametrize(
-    ("gold", "verifier", "answer", "value"),
-    [
-        ("3.14", {"kind": "numeric", "abs_tol": 0.1}, "3.2", 1.0),
-        ("3.14", {"kind": "numeric", "abs_tol": 0.01}, "3.2", 0.0),
-        ("200", {"kind": "numeric", "rel_tol": 0.01}, "201", 1.0),
-        ("5", {"kind": "numeric"}, "5 km", None),
-        ("5", {"kind": "numeric"}, "It is 5, not 6.", 0.0),
-        ("7", {"kind": "regex", "pattern": r"(\d+) of"}, "7 of 9", None),
-        ("blue", {"kind": "mine"}, "navy", None),
-        ("Paris", {"kind": "exact"}, "Paris or London", 0.0),
-        ("Ann", {"kind": "exact", "aliases": "Anne"}, "Anne", 1.0),
-        ("Ann", {"kind": "exact", "aliases": "Anne"}, "e", 0.0),
-        ("Paris", {"kind": "exact"}, None, 0.0),
-    ],
-)
+@pytest.mark.parametrize(("gold", "verifier", "answer", "value"), [
+    ("3.14", {"kind": "numeric", "abs_tol": 0.1}, "3.2", 1.0),
+    ("3.14", {"kind": "numeric", "abs_tol": 0.01}, "3.2", 0.0),
+    ("200", {"kind": "numeric", "rel_tol": 0.01}, "201", 1.0),
+    ("5", {"kind": "numeric"}, "5 km", None),
+    ("5", {"kind": "numeric"}, "It is 5, not 6.", 0.0),
+    ("7", {"kind": "regex", "pattern": r"(\d+) of"}, "7 of 9", None),
+    ("blue", {"kind": "mine"}, "navy", None),
+    ("Paris", {"kind": "exact"}, "Paris or London", 0.0),
+    ("Ann", {"kind": "exact", "aliases": "Anne"}, "Anne", 1.0),
+    ("Ann", {"kind": "exact", "aliases": "Anne"}, "e", 0.0),
+    ("Paris", {"kind": "exact"}, None, 0.0),
+])  # fmt: skip
 def test_an_answer_is_refused_where_the_gold_one_alone_is_right(gold, verifier, answer, value):
     task = Task("a", "What?", gold, verifier)
     said = ToolResult("search", {"query": "a"}, f"It is {answer}.", True, 0.1)
@@ -168,22 +155,21 @@ def test_an_answer_is_refused_where_the_gold_one_alone_is_right(gold, verifier, 
 
 def test_a_program_that_only_knows_the_tests_is_refused():
     verifier = {"kind": "code", "entry": "f", "tests": [[[[3, 1, 2]], 6], [[[5, 5]], 10], [[[4]], 4]]}
-    task = Task(
-        "c", "Write f(x), the sum.", "def f(x):\n    return sum(x)", verifier, family="C", tools=("python",)
-    )
-    honest = rollout(
-        "c", 0, 1.0, answer="```python\ndef f(x):\n    t = 0\n    for n in x: t += n\n    return t\n```"
-    )
-    cheat = rollout("c", 1, 1.0, answer="```python\ndef f(x):\n    return {3: 6, 2: 10, 1: 4}[len(x)]\n```")
+    task = Task("c", "Write f(x), the sum.", "def f(x): return sum(x)", verifier, "C", tools=("python",))
+
+    def program(sample, body):
+        return rollout("c", sample, 1.0, answer=f"```python\ndef f(x):\n{body}\n```")
+
+    honest = program(0, "    t = 0\n    for n in x: t += n\n    return t")
+    cheat = program(1, "    return {3: 6, 2: 10, 1: 4}[len(x)]")
     assert audit(task, honest).value == 1.0 and audit(task, cheat).value == 0.0
     verdicts = audited({"c": task}, [honest, cheat], sample=None)
     assert audit_metrics(verdicts) == {"audit_success": 0.5, "audit_disagreement": 0.5, "audited": 2.0}
     tests = [[[{"a": 1.5}], 3.0], [[{"a": 2.5}], 5.0]]
-    halves = dataclasses.replace(
-        task, answer="def f(x):\n    return 2 * x['a']", verifier=verifier | {"tests": tests}
-    )
-    knows = "```python\ndef f(x):\n    return {1.5: 3.0, 2.5: 5.0}[x['a']]\n```"
-    assert audit(halves, rollout("c", 2, 1.0, answer=knows)).value == 0.0, "numbers in objects vary too"
+    double = {"answer": "def f(x): return 2 * x['a']", "verifier": verifier | {"tests": tests}}
+    halves = dataclasses.replace(task, **double)
+    knows = program(2, "    return {1.5: 3.0, 2.5: 5.0}[x['a']]")
+    assert audit(halves, knows).value == 0.0, "numbers in objects vary too"
     listed = disagreements(verdicts, {"c": task})
     assert list(listed["trajectory"]) == ["3:c#1"] and "agrees with the reference" in listed["auditor"][0]
 
@@ -195,21 +181,16 @@ def test_an_auditor_that_fails_cannot_tell(monkeypatch):
     task = Task("a", "?", "7")
     monkeypatch.setattr(reward_hacking, "audit", broken)
     verdicts = audited({"a": task}, [rollout("a", 0, 1.0)])
-    assert (
-        verdicts[0][1].value is None
-        and "KeyError" in verdicts[0][1].why
-        and audit_metrics(verdicts)["audited"] == 0
-    )
+    assert verdicts[0][1].value is None and "KeyError" in verdicts[0][1].why
+    assert audit_metrics(verdicts)["audited"] == 0
     assert audit_metrics([(rollout("a", 0, 0.0), Score(1.0))])["audit_success"] == 0.0
 
 
 @pytest.mark.slow
 def test_alarms_are_right_on_simulated_runs_held_back():
     counts = measured(2, 4)
-    assert (
-        counts["recall"].mean() >= 0.85
-        and counts["found"].sum() / (counts["found"].sum() + counts["false"].sum()) >= 0.85
-    )
+    assert counts["recall"].mean() >= 0.85
+    assert counts["found"].sum() / (counts["found"].sum() + counts["false"].sum()) >= 0.85
 
 
 def test_the_answers_are_computed_from_the_run():
@@ -266,14 +247,11 @@ def test_a_rule_holds_only_where_it_has_what_it_needs():
         assert fault not in {alarm.alarm for alarm in scan(without)}
 
 
-@pytest.mark.parametrize(
-    ("rows", "looks"),
-    [
-        ([{"step": 0, "val_success": 0.5}], None),
-        ([{"iter": 1, "train_loss": 0.5}], None),
-        ([{"step": 1, "loss": 0.1, "grad_norm": 1.0, "entropy": 0.2, "kl": 0.1}], "9 of the 12 rules"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "looks"), [
+    ([{"step": 0, "val_success": 0.5}], None),
+    ([{"iter": 1, "train_loss": 0.5}], None),
+    ([{"step": 1, "loss": 0.1, "grad_norm": 1.0, "entropy": 0.2, "kl": 0.1}], "9 of the 12 rules"),
+])  # fmt: skip
 def test_no_alarm_is_said_only_of_what_was_looked_at(tmp_path, capsys, rows, looks):
     run = Run.create(tmp_path / "run")
     write_jsonl(run.file("train", "metrics.jsonl"), rows)
@@ -285,32 +263,22 @@ def test_no_alarm_is_said_only_of_what_was_looked_at(tmp_path, capsys, rows, loo
 
 
 # ---- logs of other trainers
-def written(path, text):
-    path.write_text(text)
-    return path
-
-
-def foreign(tmp_path):
+def foreign(folder):
     """The same training, in which the KL runs away at step 31, as TRL and a table of one's own would log it."""
     kl = [0.01] * 30 + [0.9] * 10
     trl = [{"step": i, "kl": v, "grad_norm": 0.5, "reward": 0.4} for i, v in enumerate(kl, 1)]
     state = {"max_steps": 40, "log_history": [*trl, {"step": 40, "train_runtime": 3.0}]}
-    table = "iteration,klx\n" + "".join(f"{i},{v}\n" for i, v in enumerate(kl, 1))
-    return {
-        "state": (written(tmp_path / "trainer_state.json", json.dumps(state)), {}),
-        "jsonl": (
-            written(tmp_path / "log.jsonl", "\n".join(map(json.dumps, trl)) + '\n{"step": 41, "lo'),
-            {},
-        ),
-        "csv": (written(tmp_path / "log.csv", table), {"step": "iteration", "kl": "klx"}),
-    }
+    (folder / "state").write_text(json.dumps(state))
+    (folder / "jsonl").write_text("\n".join(map(json.dumps, trl)) + '\n{"step": 41, "lo')
+    (folder / "csv").write_text("iteration,klx\n" + "".join(f"{i},{v}\n" for i, v in enumerate(kl, 1)))
 
 
 @pytest.mark.parametrize("name", ["state", "jsonl", "csv"])
 def test_a_foreign_log_is_judged_and_says_what_could_not_look(tmp_path, capsys, name):
     """Up to its torn line where it is being written."""
-    path, columns = foreign(tmp_path)[name]
-    pairs = [word for ours, theirs in columns.items() for word in ("--column", f"{ours}={theirs}")]
+    foreign(tmp_path)
+    path = (tmp_path / name).rename(tmp_path / {"state": "trainer_state.json"}.get(name, f"log.{name}"))
+    pairs = ["--column", "step=iteration", "--column", "kl=klx"] if name == "csv" else []
     assert main(["alarms", str(path), *pairs]) == 0
     said = capsys.readouterr()
     assert "step 32, warning: kl_spike" in said.out and "in 40 steps; 1" in said.out
@@ -321,15 +289,12 @@ def test_a_foreign_log_is_judged_and_says_what_could_not_look(tmp_path, capsys, 
     assert "no alarm knows 'sucess'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "says"),
-    [
-        ("a.csv", b"step,max_steps,how\n1,9,2\n", "and another that an alarm knows; it has step, max_steps"),
-        ("a.json", b'{"a": 1}', "no 'log_history'"),
-        ("a.jsonl", b'{"step": "x", "kl": "y"}\n', "no column 'step'"),
-        ("a.csv", b"\xed\xa0\x80", "damaged"),
-    ],
-)
+@pytest.mark.parametrize(("file", "text", "says"), [
+    ("a.csv", b"step,max_steps,how\n1,9,2\n", "and another that an alarm knows; it has step, max_steps"),
+    ("a.json", b'{"a": 1}', "no 'log_history'"),
+    ("a.jsonl", b'{"step": "x", "kl": "y"}\n', "no column 'step'"),
+    ("a.csv", b"\xed\xa0\x80", "damaged"),
+])  # fmt: skip
 def test_what_is_no_log_is_refused_and_never_no_alarms(tmp_path, capsys, file, text, says):
     path = tmp_path / file
     path.write_bytes(text)

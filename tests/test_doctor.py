@@ -1,8 +1,4 @@
-"""agentkit doctor: findings that match this machine, gaps that say what they cost, and what it makes of other
-machines.
-"""
-
-from __future__ import annotations
+"""agentkit doctor: findings that match this machine, gaps that say what they cost, and what it makes of other machines."""
 
 import json
 import os
@@ -80,53 +76,37 @@ def test_the_text_names_every_gap(found, capsys):
     assert cli.main(["doctor"]) == 0
     shown = capsys.readouterr().out
     assert ("sandbox   works" in shown) == found["sandbox"]["ok"]
-    assert all(
-        gap["what"] in shown and gap["costs"] in shown and gap["fix"] in shown for gap in found["gaps"]
-    )
+    assert all(part in shown for gap in found["gaps"] for part in (gap["what"], gap["costs"], gap["fix"]))
 
 
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        ({"sandbox": {"ok": False, "why": "no Landlock"}}, "no sandbox: no Landlock"),
-        ({"gpus": []}, "no NVIDIA GPU"),
-        (
-            {"engines": {"vllm": {"ok": False, "why": "vllm is not installed", "fix": "pip"}}},
-            "engine vllm: vllm is not installed",
-        ),
-        ({"disk_gb": {"total": 9.0, "free": 1.0}}, "1.0 GB of free disk"),
-        ({"memory_gb": {"total": 9.0, "free": 1.0}}, "1.0 GB of free memory"),
-        ({"disk_gb": {"total": 99.0, "free": 30.0}}, "30.0 GB of free disk beside a GPU"),
-        (
-            {"cuda": {"driver": "12.8", "torch": "13.0", "complaint": ""}},
-            "the driver serves CUDA up to 12.8, and torch was built for 13.0",
-        ),
-        ({"gpus": [{}, {}], "shared_memory_gb": 0.1}, "0.1 GB of shared memory in /dev/shm"),
-        ({"models": {"path": "/m/models", "free_gb": 7.0}}, "7.0 GB free for models in /m/models"),
-        ({"port_taken": True}, "port 8000 is in use"),
-    ],
-)
+@pytest.mark.parametrize(("change", "what"), [
+    ({"sandbox": {"ok": False, "why": "no Landlock"}}, "no sandbox: no Landlock"),
+    ({"gpus": []}, "no NVIDIA GPU"),
+    ({"engines": {"vllm": {"ok": False, "why": "vllm is not installed", "fix": "pip"}}}, "engine vllm: vllm is not installed"),
+    ({"disk_gb": {"total": 9.0, "free": 1.0}}, "1.0 GB of free disk"),
+    ({"memory_gb": {"total": 9.0, "free": 1.0}}, "1.0 GB of free memory"),
+    ({"disk_gb": {"total": 99.0, "free": 30.0}}, "30.0 GB of free disk beside a GPU"),
+    ({"cuda": {"driver": "12.8", "torch": "13.0", "complaint": ""}}, "the driver serves CUDA up to 12.8, and torch was built for 13.0"),
+    ({"gpus": [{}, {}], "shared_memory_gb": 0.1}, "0.1 GB of shared memory in /dev/shm"),
+    ({"models": {"path": "/m/models", "free_gb": 7.0}}, "7.0 GB free for models in /m/models"),
+    ({"port_taken": True}, "port 8000 is in use"),
+])  # fmt: skip
 def test_a_gap_is_named(change, what):
-    good = {"sandbox": {"ok": True, "why": ""}, "gpus": [{}], "engines": {"scripted": {"ok": True}}}
-    good |= {"disk_gb": {"total": 99.0, "free": 99.0}, "memory_gb": {"total": 99.0, "free": 99.0}}
-    good |= {
-        "builds": {"compiler": "/bin/gcc", "headers": True, "linear": "0.6.0"},
-        "hub": "",
-        "port_taken": False,
-    }
-    good |= {"models": {"path": "/m", "free_gb": 99.0}}
+    room = {"total": 99.0, "free": 99.0}
+    good = {
+        "sandbox": {"ok": True, "why": ""}, "gpus": [{}], "engines": {"scripted": {"ok": True}}, "disk_gb": room, "memory_gb": room,
+        "builds": {"compiler": "/bin/gcc", "headers": True, "linear": "0.6.0"}, "hub": "", "port_taken": False,
+        "models": {"path": "/m", "free_gb": 99.0},
+    }  # fmt: skip
     assert doctor.gaps(good) == []
     assert [gap["what"] for gap in doctor.gaps(good | change)] == [what]
 
 
-@pytest.mark.parametrize(
-    ("says", "gpus"),
-    [
-        ("NVIDIA H200, 143771, 580.1\n", [{"name": "NVIDIA H200", "memory_gb": 140.4, "driver": "580.1"}]),
-        ("garbage\nX, [Unknown Error], 1\n", []),
-        ("GB10, [N/A], 1\n", [{"name": "GB10", "memory_gb": 64.0, "driver": "1"}]),  # it has the machine's
-    ],
-)
+@pytest.mark.parametrize(("says", "gpus"), [
+    ("NVIDIA H200, 143771, 580.1\n", [{"name": "NVIDIA H200", "memory_gb": 140.4, "driver": "580.1"}]),
+    ("garbage\nX, [Unknown Error], 1\n", []),
+    ("GB10, [N/A], 1\n", [{"name": "GB10", "memory_gb": 64.0, "driver": "1"}]),  # it has the machine's
+])  # fmt: skip
 def test_gpus_are_read_as_the_driver_lists_them(says, gpus, monkeypatch, tmp_path):
     tool = tmp_path / "nvidia-smi"
     tool.write_text(f"#!{sys.executable}\nprint({says!r}, end='')\n")
@@ -158,22 +138,17 @@ def test_a_bare_machine_hears_what_it_lacks_each_with_a_command(bare, monkeypatc
     assert cli.main(["doctor", "--json"]) == 0
     told = {gap["what"]: gap["fix"] for gap in json.loads(capsys.readouterr().out)["gaps"]}
     fixes = {
-        "no C compiler": "apt-get install -y gcc",
-        "no Python.h in /no/headers": "apt-get install -y python3",
-    }
-    fixes |= {
-        "the Hugging Face hub is not reached": "hf download NAME",
-        "flash-linear-attention": "make setup-gpu",
-    }
-    fixes["GB free for models"] = "export HF_HOME="
+        "no C compiler": "apt-get install -y gcc", "no Python.h in /no/headers": "apt-get install -y python3",
+        "the Hugging Face hub is not reached": "hf download NAME", "flash-linear-attention": "make setup-gpu",
+        "GB free for models": "export HF_HOME=",
+    }  # fmt: skip
     for what, fix in fixes.items():
         assert [told[said].startswith(fix) for said in told if what in said] == [True], (what, told)
 
 
 def test_a_recipe_is_planned_for_cards_that_are_not_here(capsys):
-    assert (
-        cli.main("doctor --gpus 4 --memory 80 --recipe params/nano.yaml -p deterministic=false".split()) == 0
-    )
+    words = "doctor --gpus 4 --memory 80 --recipe params/nano.yaml -p deterministic=false"
+    assert cli.main(words.split()) == 0
     topology, memory, time = capsys.readouterr().out.splitlines()
     assert "4 processes train on GPUs 0, 1, 2, 3" in topology and re.search(r"of 80 GB a card: fits$", memory)
     assert re.match(r"time      [\d.]+ hours \[", time)
@@ -183,9 +158,8 @@ def test_a_recipe_is_planned_for_cards_that_are_not_here(capsys):
 
 
 # ---- the six lines of docs/gpus.md
-LINES = re.search(
-    r"## Six lines.*?```\n(.*?)```", (project_root() / "docs" / "gpus.md").read_text(), re.DOTALL
-)[1]
+GUIDE = (project_root() / "docs" / "gpus.md").read_text()
+LINES = re.search(r"## Six lines.*?```\n(.*?)```", GUIDE, re.DOTALL)[1]
 PACKAGES, CLONE, SETUP, DOCTOR, MODEL, RUN = LINES.strip().splitlines()
 
 
@@ -203,14 +177,15 @@ def test_the_six_lines_name_what_is_asked_for():
 
 def test_the_set_up_installs_nothing_where_a_compiler_or_room_is_missing(bare, tmp_path):
     """The clone, and `make setup-gpu` in it."""
+    kit = tmp_path / "agentkit"
     words = shlex.split(CLONE.replace("<this repository>", str(project_root())).partition(" &&")[0])
-    subprocess.run([*words[:-1], tmp_path / "agentkit"], check=True, capture_output=True)
+    subprocess.run([*words[:-1], kit], check=True, capture_output=True)
     for name in ("Makefile", ".ci/setup.py", "pyproject.toml", "requirements-gpu.lock"):  # as they are now
-        shutil.copyfile(project_root() / name, tmp_path / "agentkit" / name)
+        shutil.copyfile(project_root() / name, kit / name)
     setup = SETUP.partition("#")[0].split()
-    done = subprocess.run(setup, cwd=tmp_path / "agentkit", capture_output=True, text=True, timeout=120)
+    done = subprocess.run(setup, cwd=kit, capture_output=True, text=True, timeout=120)
     assert done.returncode and "no C compiler: apt-get install -y gcc" in done.stderr
-    assert "nothing was installed" in done.stderr and not (tmp_path / "agentkit" / ".venv").exists()
+    assert "nothing was installed" in done.stderr and not (kit / ".venv").exists()
 
 
 @pytest.mark.slow
@@ -221,17 +196,13 @@ def test_the_set_up_comes_to_the_download(bare, tmp_path, monkeypatch):
     for name in ("Makefile", ".ci/setup.py", "pyproject.toml", "requirements-gpu.lock", "requirements.lock"):
         shutil.copyfile(project_root() / name, tmp_path / "kit" / name)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    done = subprocess.run(
-        ["make", "setup-gpu"], cwd=tmp_path / "kit", capture_output=True, text=True, timeout=300
-    )
+    how = {"cwd": tmp_path / "kit", "capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run(["make", "setup-gpu"], **how)
     if "GB are free in" not in done.stderr:
-        assert (
-            "installing torch 2.13.0 (cuda build)" in done.stdout
-            and "No matching distribution" in done.stderr
-        )
+        assert "installing torch 2.13.0 (cuda build)" in done.stdout
+        assert "No matching distribution" in done.stderr
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     words = [str(project_root() / word) if word.startswith(".venv") else word for word in MODEL.split()]
     asked = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    assert asked.returncode and re.search(
-        "offline|cannot find|LocalEntryNotFound", asked.stdout + asked.stderr, re.I
-    )
+    said = asked.stdout + asked.stderr
+    assert asked.returncode and re.search("offline|cannot find|LocalEntryNotFound", said, re.I)

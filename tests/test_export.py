@@ -16,10 +16,8 @@ TASKS = [Task("t0", "What is 2 + 3?", "5", "numeric"), Task("t1", f"Repeat: {NAS
 def trajectory(task_id="t0", sample=0, answer="5", success=1.0, policy="grpo", step=4, text=""):
     call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2 + 3"}}\n</tool_call>'
     arguments = {"expression": "2 + 3", "n": [1, None, 0.1], "unit": None}
-    results = (
-        ToolResult("calculator", arguments, f"5 {text}", True),
-        ToolResult("", {}, "Error: malformed tool call: no JSON.", False),
-    )
+    broken = ToolResult("", {}, "Error: malformed tool call: no JSON.", False)
+    results = ToolResult("calculator", arguments, f"5 {text}", True), broken
     asks = f"Let me see {text}{call}<tool_call>{{</tool_call><|im_end|>"
     turns = (Turn(asks, (0, 2), results), Turn(f"Answer: {answer}<|im_end|>", (4, 6)))
     return Trajectory(

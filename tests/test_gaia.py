@@ -10,27 +10,9 @@ from agentkit.cli import main
 from agentkit.records import DataError
 from agentkit.runs import Run, write_json
 from agentkit.tasks.public.gaia import GaiaEnvironment, load
-from agentkit.verifiers import gaia_equal, verify
+from agentkit.verifiers import verify
 from agentkit.views.card import write_report
 
-# (gold answer, answer, right): the rules of the official scorer, each on its own
-RULES = [
-    ("17", "17.0", True), ("17", "$17", True), ("17", "17 %", True), ("1000", "$1,000", True), ("0.5", ".5", True),
-    ("1e3", "1000", True), ("3", "-3", False), ("17", "17.0001", False), ("17", "17 apples", False),
-    ("17", "17 or 18", False), ("17", None, False), ("nan", "nan", False), ("3.14", "3,14", False),
-    ("a, b", "A , B", True), ("a, b", "a; b", True), ("a, b", "b, a", False), ("a, b", "a, b, c", False),
-    ("1, 2", "1.0, $2", True), ("a!, b", "a, b", False), ("1,000", "1000", False), ("new york, paris", "NewYork,paris", True),
-    ("Paris", " P a r i s. ", True), ("Paris", "the Paris", False), ("naïve", "naive", False), ("None", None, True),
-    ("Paris", "Paris or London", False), ("100 miles", "100", False), ("3-1", "31", True),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("gold", "answer", "right"), RULES)
-def test_the_official_rules(gold, answer, right):
-    assert gaia_equal(answer, gold) is right
-
-
-# ---- loading
 ROWS = [
     {"task_id": "g1", "Question": "How many rows are in the file?", "Level": 1, "Final answer": "2", "file_name": "g1.csv"},
     {"task_id": "g2", "Question": "Which city?", "Level": "2", "Final answer": "Paris", "Annotator Metadata": {"a": 1}},
@@ -49,34 +31,23 @@ def folder(tmp_path):
 
 def test_local_files(folder):
     tasks = load(folder)
-    assert [(t.id, t.difficulty, t.family, t.split, t.answer) for t in tasks] == [
-        ("g1", "level 1", "GAIA", "validation", "2"),
-        ("g2", "level 2", "GAIA", "validation", "Paris"),
-        ("g3", "level 3", "GAIA", "validation", "a, b"),
-    ]
+    assert [t.id for t in tasks] == ["g1", "g2", "g3"]
+    assert [t.difficulty for t in tasks] == ["level 1", "level 2", "level 3"]
+    assert {(t.family, t.split) for t in tasks} == {("GAIA", "validation")}
     assert all(task.meta["share"] is False for task in tasks)
-    assert "Attached file: g1.csv" in tasks[0].prompt and Path(tasks[0].meta["file"]).read_text().startswith(
-        "a,b"
-    )
-    assert (
-        verify(tasks[1], "paris.").value == 1.0
-        and verify(tasks[2], "A;B").value == 1.0
-        and verify(tasks[2], "b, a").value == 0.0
-    )
+    assert "Attached file: g1.csv" in tasks[0].prompt
+    assert Path(tasks[0].meta["file"]).read_text().startswith("a,b")
     assert [t.id for t in load(folder, levels=[2])] == ["g2"]
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"Question": None}, "row 2: it lacks 'Question'"),
-        ({"Level": "Which city?"}, "row 2: Level must be 1, 2 or 3. Mend the row.$"),
-        ({"file_name": "a\0b"}, "row 2: there is no attachment"),
-        ({"file_name": "metadata.jsonl"}, "row 2: there is no attachment 'metadata.jsonl'"),
-        ({"file_name": "../../secret.txt"}, "row 2: there is no attachment '../../secret.txt'"),
-        ({"task_id": "g1"}, "row 2: its id 'g1' occurs twice"),
-    ],
-)
+@pytest.mark.parametrize(("change", "says"), [
+    ({"Question": None}, "row 2: it lacks 'Question'"),
+    ({"Level": "Which city?"}, "row 2: Level must be 1, 2 or 3. Mend the row.$"),
+    ({"file_name": "a\0b"}, "row 2: there is no attachment"),
+    ({"file_name": "metadata.jsonl"}, "row 2: there is no attachment 'metadata.jsonl'"),
+    ({"file_name": "../../secret.txt"}, "row 2: there is no attachment '../../secret.txt'"),
+    ({"task_id": "g1"}, "row 2: its id 'g1' occurs twice"),
+])  # fmt: skip
 def test_a_broken_row_is_named(tmp_path, change, says):
     place = tmp_path / "in" / "side"
     place.mkdir(parents=True)
@@ -88,15 +59,7 @@ def test_a_broken_row_is_named(tmp_path, change, says):
     assert "city" not in str(error.value)
 
 
-def test_other_faults_are_one_sentence(tmp_path, monkeypatch):
-    import datasets
-
-    def refused(*_, **__):
-        raise datasets.exceptions.DatasetNotFoundError("gated")
-
-    monkeypatch.setattr(datasets, "load_dataset", refused)
-    with pytest.raises(DataError, match="gated, accept its terms"):
-        load()
+def test_a_folder_without_rows_is_one_sentence(tmp_path):
     with pytest.raises(DataError, match="holds no metadata.jsonl, .json or .parquet"):
         load(tmp_path)
 
@@ -120,13 +83,7 @@ def test_attachments_reach_their_own_trajectory_only(folder, corpus):
     assert first.list_files() == "the workspace is empty"
 
 
-# ---- a run's agents on it
-SECRETS = (
-    "zebra crossings of Quantmoor",
-    "Wexlow",
-    "turnips in row seven",
-    "Brindlewick",
-)  # in no other file
+SECRETS = "zebra crossings of Quantmoor", "Wexlow", "turnips in row seven", "Brindlewick"  # in no other file
 OFFICIAL = [
     {"task_id": f"f{i}", "Question": f"{SECRETS[0]}, number {i}: look into the file?", "Level": 1 + i % 3, "Final answer": answer, "file_name": name,
      "Annotator Metadata": {"Steps": SECRETS[2]}} for i, (answer, name) in enumerate(
@@ -155,14 +112,14 @@ def official(tmp_path):
     return tmp_path / "theirs"
 
 
-TINY = {
-    "model": "nano",
-    "sft": True,
-    "test_samples": 1,
-    "max_turns": 2,
-    "max_turn_tokens": 24,
-    "max_tokens": 400,
-}
+def test_a_sheet_is_read_as_rows(official, corpus):
+    environment = GaiaEnvironment(corpus)
+    environment.reset(**load(official)[2].meta)
+    said = environment.read_file("f2.xlsx")
+    assert "Crops" in said and "turnips in row seven" in said and "4.5" in said and "yes" in said
+
+
+KEYS = {"model": "nano", "sft": True, "test_samples": 1, "max_turns": 2, "max_turn_tokens": 24}
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +129,7 @@ def trained(tmp_path_factory):
     from transformers import AutoModelForCausalLM
 
     run = Run.create(tmp_path_factory.mktemp("runs") / "tiny")
-    run.update(recipe=TINY)
+    run.update(recipe=KEYS)
     for name in ("sft", "adapter"):
         model = AutoModelForCausalLM.from_pretrained(nano.DATA)
         get_peft_model(model, LoraConfig(target_modules="all-linear")).save_pretrained(run.file(name))
@@ -180,9 +137,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_both_agents_by_level_and_nothing_of_the_questions_is_written(
-    official, trained, tmp_path, capsys, monkeypatch
-):
+def test_both_agents_by_level_and_no_question_is_written(official, trained, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
     (tmp_path / "scratch").mkdir()

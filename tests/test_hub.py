@@ -1,14 +1,15 @@
 """Public data sets: rows become tasks whose gold answers pass; broken rows are named."""
 
+import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agentkit import Lab, Suite, Trajectory, verify
-from agentkit.cli import main
-from agentkit.records import AgentkitError, DataError, StopReason, ToolResult, Turn
+from agentkit.records import DataError, StopReason, ToolResult, Turn
 from agentkit.runs import RecipeError, read_recipe
 from agentkit.tasks.audit import audit
 from agentkit.tasks.public import hub
@@ -56,13 +57,7 @@ def agentrl(source: str, truth: object, ability: str = "math", index: int = 0) -
     truth = truth if isinstance(truth, str) else json.dumps(truth)
     prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": f"Solve {source}."}]
     reward = {"style": "rule", "ground_truth": truth}
-    return {
-        "data_source": source,
-        "prompt": prompt,
-        "ability": ability,
-        "reward_model": reward,
-        "extra_info": {"index": index},
-    }
+    return {"data_source": source, "prompt": prompt, "ability": ability, "reward_model": reward, "extra_info": {"index": index}}  # fmt: skip
 
 
 AGENTRL = [
@@ -78,10 +73,8 @@ AGENTRL = [
 
 
 def write(path: Path, *rows: object) -> Path:
-    path.write_text(
-        "".join(row + "\n" if isinstance(row, str) else json.dumps(row) + "\n" for row in rows),
-        encoding="utf-8",
-    )
+    lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
 
 
@@ -90,20 +83,16 @@ def load_one(name: str, row: dict, tmp_path: Path):
     return task
 
 
-@pytest.mark.parametrize(
-    ("name", "row", "answer", "right", "wrong"),
-    [
-        ("hotpotqa", HOTPOT, "yes", ["Yes.", "yes"], ["no", "yes and no", ""]),
-        ("2wikimultihopqa", TWOWIKI, "Małgorzata Braunek", ["małgorzata braunek"], ["Xawery Żuławski"]),
-        ("triviaqa", TRIVIA, "La Paz", ["Nuestra Señora de La Paz", "la paz"], ["Sucre", "La Paz or Sucre"]),
-        ("gsm8k", GSM8K, "1072", ["1072", "1,072"], ["72", "1072 or 72"]),
-        ("mbpp", MBPP, None, [MBPP["code"]], ["def remove_Occ(s, ch): return s", "remove_Occ"]),
-        ("mbpp", MBPP_CLEAN, None, ["def both(x, y): return [v for v in x if v in y]"], ["def both(a, b): return a"]),
-        ("humaneval", HUMANEVAL, None, ["def decode_cyclic(s):\n    return s[-1] + s[:-1]"],
-         ["def decode_cyclic(s): return s", HUMANEVAL["prompt"]]),
-    ],
-    ids=["hotpotqa", "2wiki", "triviaqa", "gsm8k", "mbpp", "mbpp-sanitized", "humaneval"],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "row", "answer", "right", "wrong"), [
+    ("hotpotqa", HOTPOT, "yes", ["Yes.", "yes"], ["no", "yes and no", ""]),
+    ("2wikimultihopqa", TWOWIKI, "Małgorzata Braunek", ["małgorzata braunek"], ["Xawery Żuławski"]),
+    ("triviaqa", TRIVIA, "La Paz", ["Nuestra Señora de La Paz", "la paz"], ["Sucre", "La Paz or Sucre"]),
+    ("gsm8k", GSM8K, "1072", ["1072", "1,072"], ["72", "1072 or 72"]),
+    ("mbpp", MBPP, None, [MBPP["code"]], ["def remove_Occ(s, ch): return s", "remove_Occ"]),
+    ("mbpp", MBPP_CLEAN, None, ["def both(x, y): return [v for v in x if v in y]"], ["def both(a, b): return a"]),
+    ("humaneval", HUMANEVAL, None, ["def decode_cyclic(s):\n    return s[-1] + s[:-1]"],
+     ["def decode_cyclic(s): return s", HUMANEVAL["prompt"]]),
+], ids=["hotpotqa", "2wiki", "triviaqa", "gsm8k", "mbpp", "mbpp-sanitized", "humaneval"])  # fmt: skip
 def test_a_row_of_each_schema_becomes_a_task(tmp_path, name, row, answer, right, wrong):
     task = load_one(name, row, tmp_path)
     assert answer is None or task.answer == answer
@@ -117,30 +106,19 @@ def test_the_calls_of_tests_written_as_source_become_tests_with_values(tmp_path)
     tests = ["assert f((1, 2)) == 3", "for n in (4, 5):\n    assert f([n]) == n"]
     row = MBPP | {"code": "def f(x):\n    return sum(x)", "test_list": tests, "test_setup_code": ""}
     task = load_one("mbpp", row, tmp_path)
-    assert task.verifier["tests"] == [
-        {"args": "[(1, 2)]", "kwargs": {}, "expected": 3},
-        [[[4]], 4],
-        [[[5]], 5],
-    ]
+    first = {"args": "[(1, 2)]", "kwargs": {}, "expected": 3}
+    assert task.verifier["tests"] == [first, [[[4]], 4], [[[5]], 5]]
     assert verify(task, "def f(x): return x[0] * 3 if isinstance(x, tuple) else x[0]").value == 1
-    for code in (
-        "def f(x): return 0",
-        "def f(x): return {sum(x)}",
-        "def f(x): raise ValueError",
-        "def f(x): x.clear()",
-    ):
+    for code in ("return 0", "return {sum(x)}", "raise ValueError", "x.clear()"):
         with pytest.raises(DataError, match="its code passes 0 of its 2 tests"):
-            load_one("mbpp", row | {"code": code}, tmp_path)
+            load_one("mbpp", row | {"code": f"def f(x): {code}"}, tmp_path)
 
 
 def test_the_five_sources_of_open_agentrl(tmp_path):
     tasks = hub.load("open_agentrl", write(tmp_path / "train.jsonl", *AGENTRL))[0]
     right = ["0.5", "1+x^2", "(1,2)", "b", "print(2 * int(input()))", "def add(a, b): return a + b",
              "class Solution:\n    def sort(self, nums: List[int], k: int):\n        return sorted(nums)"]  # fmt: skip
-    wrong = [
-        "1/3", "x^2", "(2,1)", "c", "print(input())", "def add(a, b): return [a + b]",
-        "class Solution: pass",
-    ]  # fmt: skip
+    wrong = ["1/3", "x^2", "(2,1)", "c", "print(input())", "def add(a, b): return [a + b]", "class A: pass"]
     assert [verify(task, text).value for task, text in zip(tasks, right, strict=True)] == [1] * 7
     assert [verify(task, text).value for task, text in zip(tasks, wrong, strict=True)] == [0] * 7
     assert tasks[0].prompt == "Solve deepscaler." and "Solve" in tasks[4].prompt
@@ -153,32 +131,21 @@ def test_commas_between_thousands_are_left_out(tmp_path, written, answer):
     assert task.answer == answer and verify(task, written).value == verify(task, answer).value == 1
 
 
-# ---- broken rows
-def leetcode(tests: str) -> dict:
-    return agentrl("leetcode_code", tests, "code", 9)
-
-
-def taco(tests: dict) -> dict:
-    return agentrl("taco_code", tests, "code", 9)
-
-
 GOOD = {"hotpotqa": HOTPOT, "2wikimultihopqa": TWOWIKI, "triviaqa": TRIVIA, "gsm8k": GSM8K, "mbpp": MBPP,
         "humaneval": HUMANEVAL, "open_agentrl": AGENTRL[0]}  # fmt: skip
 BROKEN = json.loads((Path(__file__).parent / "hostile" / "dataset_rows.json").read_text(encoding="utf-8"))
-ROWS = [
-    (case["dataset"], case["row"] if "row" in case else GOOD[case["dataset"]] | case["change"], case["says"])
-    for case in BROKEN
-]
+ROWS = [(case["dataset"], case["row"] if "row" in case else GOOD[case["dataset"]] | case["change"], case["says"])
+        for case in BROKEN]  # fmt: skip
 ROWS += [  # gold answers that can never pass
     *(("gsm8k", GSM8K | {"answer": f"x #### {gold}"}, "fails its own verifier") for gold in ("abc", "5 and 6", "nan", "1,5")),
     ("triviaqa", TRIVIA | {"question_id": "z", "answer": {"value": "the", "aliases": []}}, "fails its own verifier"),
     ("hotpotqa", HOTPOT | {"id": "z", "answer": "the"}, "empty once normalised"),
-    ("open_agentrl", leetcode("assert f(1) == 1e999"), "Out of range float"),
-    ("open_agentrl", leetcode("assert f(**{'a': 1}) == 1"), "a test other than"),
-    ("open_agentrl", leetcode("assert candidate(1) == 1\n\ncheck(candidate)"), "does not fit the schema"),
-    ("open_agentrl", leetcode("assert f(1) == 1\n" * 5_000), "5000 tests; 1000 are allowed"),
-    ("open_agentrl", taco({"inputs": [[1]], "outputs": [1], "fn_name": "f("}), "fn_name is"),
-    ("open_agentrl", taco({"inputs": ["1"], "outputs": ["NaN"], "fn_name": "f"}), "Out of range"),
+    ("open_agentrl", agentrl("leetcode_code", "assert f(1) == 1e999", "code", 9), "Out of range float"),
+    ("open_agentrl", agentrl("leetcode_code", "assert f(**{'a': 1}) == 1", "code", 9), "a test other than"),
+    ("open_agentrl", agentrl("leetcode_code", "assert candidate(1) == 1\n\ncheck(candidate)", "code", 9), "does not fit the schema"),
+    ("open_agentrl", agentrl("leetcode_code", "assert f(1) == 1\n" * 5_000, "code", 9), "5000 tests; 1000 are allowed"),
+    ("open_agentrl", agentrl("taco_code", {"inputs": [[1]], "outputs": [1], "fn_name": "f("}, "code", 9), "fn_name is"),
+    ("open_agentrl", agentrl("taco_code", {"inputs": ["1"], "outputs": ["NaN"], "fn_name": "f"}, "code", 9), "Out of range"),
 ]  # fmt: skip
 
 
@@ -197,17 +164,13 @@ def test_broken_rows_are_left_out_and_each_is_named(tmp_path, name):
 
 def test_the_required_tool_must_have_been_used(tmp_path):
     task = load_one("gsm8k", GSM8K, tmp_path)
-
-    def trajectory(*results: ToolResult) -> Trajectory:
-        turns = (Turn("", (0, 0), results),)
-        return Trajectory(task.id, "p", 0, 0, (), (), (), (), turns, StopReason.ANSWER, answer="1072")
-
-    assert verify(task, trajectory(ToolResult("calculator", {}, "72", ok=True))).value == 1
-    assert verify(task, trajectory(ToolResult("calculator", {}, "Error", ok=False))).value == 0
-    assert verify(task, trajectory()).why == "did not use calculator, which the task requires"
+    tried = Trajectory(task.id, "p", 0, 0, (), (), (), (), (), StopReason.ANSWER, answer="1072")
+    for ok in (True, False):
+        turn = Turn("", (0, 0), (ToolResult("calculator", {}, "72", ok),))
+        assert verify(task, replace(tried, turns=(turn,))).value == float(ok)
+    assert verify(task, tried).why == "did not use calculator, which the task requires"
 
 
-# ---- files
 def test_jsonl_json_parquet_and_folders_load_the_same(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -225,25 +188,6 @@ def test_jsonl_json_parquet_and_folders_load_the_same(tmp_path):
     assert list(Suite.load(path)) == from_folder
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("x.jsonl", None, "does not exist"),
-        ("x.csv", "a,b", "is no .jsonl, .json or .parquet"),
-        ("x.json", "{", "is not valid JSON"),
-        ("x.parquet", "PAR1 not really", "is not a readable Parquet"),
-        ("x.jsonl", "", "holds no usable task"),
-        ("x" * 5_000, None, "cannot be read|is no .jsonl"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_one_sentence(tmp_path, name, content, says):
-    if content is not None:
-        (tmp_path / name).write_text(content)
-    with pytest.raises(AgentkitError, match=says) as error:
-        hub.load("gsm8k", tmp_path / name)
-    assert "\n" not in str(error.value)
-
-
 def test_a_hub_that_refuses_says_what_to_do(monkeypatch):
     import datasets
 
@@ -251,65 +195,28 @@ def test_a_hub_that_refuses_says_what_to_do(monkeypatch):
         raise RuntimeError("Dataset 'x' is a gated dataset on the Hub")
 
     monkeypatch.setattr(datasets, "load_dataset", fails)
-    says = (
-        r"'x' is a gated .*go online .*accept its terms at https://huggingface.co/.*or pass the path of local"
-    )
+    says = r"'x' is a gated .*go online .*accept its terms at https://huggingface.co/.*or pass the path of"
     with pytest.raises(DataError, match=says):
         hub.load("gsm8k")
 
 
-def test_the_audit_of_a_saved_suite(tmp_path, capsys):
-    out = tmp_path / "tasks.jsonl"
-    Suite(hub.load("gsm8k", write(tmp_path / "rows.jsonl", GSM8K))[0]).save(out)
-    assert main(["audit", str(out)]) == 0
-    assert "longest passage" not in (shown := capsys.readouterr().out) and "0 of them fail" in shown
-    bad = HOTPOT | {"question": "Yes?"}
-    Suite(hub.load("hotpotqa", write(tmp_path / "rows.jsonl", bad))[0]).save(out, force=True)
-    assert main(["audit", str(out)]) == 1 and "prompt echo" in capsys.readouterr().out
-    assert main(["audit", str(tmp_path / "none.jsonl")]) == 2
-
-
-# ---- a data set as a suite of the lab
-NOUNS = "amber beech cedar daisy elder fennel ginger hazel iris jasmine kelp laurel mint nettle olive poppy quince".split()
-
-
-def named(number: int) -> str:
-    """A name of three words that no other number has."""
-    first, rest = divmod(number, len(NOUNS))
-    return f"{NOUNS[rest]} {NOUNS[(rest * 5 + first) % len(NOUNS)]} {NOUNS[(rest * 7 + 3 * first + 1) % len(NOUNS)]}{number}"
-
-
-def rows_like(name: str, number: int) -> dict:
-    """A row of the data set's schema, about something that no other row is about."""
-    who, other = named(number), named(number + 60)
-    if name == "gsm8k":
-        return {"question": f"{who} has {number} coins and finds 5 in {other}. How many?",
-                "answer": f"{number}+5 = <<{number}+5={number + 5}>>{number + 5}\n#### {number + 5}"}  # fmt: skip
-    if name == "2wikimultihopqa":
-        return TWOWIKI | {"_id": f"w{number}", "question": f"Where was {who} of {other} born?", "answer": "Paris",
-                          "context": [[who, [f"{who} was born in Paris."]]], "supporting_facts": [[who, 0]]}  # fmt: skip
-    entry = who.replace(" ", "_")
-    row = agentrl("taco_code", {"inputs": [[1]], "outputs": [number + 1], "fn_name": entry}, "code", number)
-    asked = f"Write {entry}(n), which adds {number} for {other}."
-    return row | {"prompt": [{"role": "user", "content": asked}]}
-
-
-@pytest.mark.parametrize("name", ["gsm8k", "2wikimultihopqa", "open_agentrl"])
-def test_sixty_rows_are_a_suite_whose_environment_has_its_tools(tmp_path, name):
-    source = write(
-        tmp_path / "train.jsonl", *(rows_like(name, number) for number in range(60)), '{"broken": 1}'
-    )
+def test_sixty_rows_are_a_suite_whose_environment_has_its_tools(tmp_path):
+    """Each is about something that no other is about."""
+    words = "amber beech cedar daisy elder fennel ginger hazel".split()
+    names = [f"{a} {b} {c}" for a, b, c in itertools.permutations(words, 3)][::5]
+    rows = [TWOWIKI | {"_id": name, "question": f"Where was {name} {name[::-1]} born?", "answer": "Paris",
+                       "context": [[name, [f"{name} was born in Paris."]]], "supporting_facts": [[name, 0]]} for name in names[:60]]  # fmt: skip
+    source = write(tmp_path / "train.jsonl", *rows, '{"broken": 1}')
     with pytest.warns(UserWarning, match="1 rows left out: .*row 61"):
-        lab = Lab.open({"tasks": f"{name}:{source}"})
+        lab = Lab.open({"tasks": f"2wikimultihopqa:{source}"})
         suite = lab.suite()
     sizes = {split: len(suite.split(split)) for split in ("train", "validation", "test")}
     assert len(suite) == 60 and min(sizes.values()) >= 5 and sizes["train"] >= 35
     for task in suite:
         environment = lab.environments[task.family]()
-        assert set(task.tools) == set(tools_of(environment))
         environment.reset(**task.meta)
-        if "passages" in task.meta:
-            assert task.answer in environment.search(f"{task.prompt} born")
+        assert set(task.tools) == set(tools_of(environment))
+        assert task.answer in environment.search(f"{task.prompt} born")
 
 
 def test_rows_beside_a_recipe_are_found_from_anywhere(tmp_path):

@@ -25,9 +25,8 @@ def project(tmp_path_factory):
     """A project's folder with a run that has come to its training."""
     root = tmp_path_factory.mktemp("jupyter") / "project"
     shutil.copytree(ROOT / "params", root / "params")
-    (root / "params" / "small.yaml").write_text(
-        yaml.safe_dump(read_recipe(ROOT / "params/nano.yaml") | SMALL)
-    )
+    recipe = read_recipe(ROOT / "params/nano.yaml") | SMALL
+    (root / "params" / "small.yaml").write_text(yaml.safe_dump(recipe))
     words = ["run", str(root / "params" / "small.yaml"), "--run", str(root / "outputs" / "lab"), "--to", "03"]
     assert main(words) == 0
     return root
@@ -60,12 +59,9 @@ def opened(browser, lab, project):
 
 def fresh(project, name) -> Run:
     """A run that is at the beginning of its training."""
-    shutil.copytree(
-        project / "outputs" / "lab",
-        project / "outputs" / name,
-        ignore=shutil.ignore_patterns("train*", "adapter"),
-    )
-    return Run(project / "outputs" / name)
+    without = shutil.ignore_patterns("train*", "adapter")
+    path = shutil.copytree(project / "outputs" / "lab", project / "outputs" / name, ignore=without)
+    return Run(path)
 
 
 def rows(run) -> list[int]:
@@ -142,10 +138,8 @@ def test_views_are_live_and_static_and_save_notes(browser, lab, project):
     notebook = Notebook(browser, lab, project, written(project, "views", shown + "view.live()", "view"))
     page = notebook.page
     notebook.run_all()
-    live, static = (
-        page.locator(".jp-OutputArea-output .ak"),
-        page.frame_locator(".jp-OutputArea-output iframe"),
-    )
+    live = page.locator(".jp-OutputArea-output .ak")
+    static = page.frame_locator(".jp-OutputArea-output iframe")
     live.locator(".prompt").wait_for()
     live.get_by_label("next task").click()
     live.locator(".prompt").filter(has_text=TASKS[1].prompt).wait_for()

@@ -1,7 +1,5 @@
 """The lab: a user's own families, verifiers and rewards in one place, and the same lab wherever it is opened."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json
@@ -9,9 +7,8 @@ import statistics
 import warnings
 
 import pytest
-from transformers import AutoTokenizer
 
-from agentkit import Family, Lab, Suite, Task, nano
+from agentkit import Family, Lab, Suite, Task
 from agentkit.cli import main
 from agentkit.diagnostics import read_alarms, scan, trained_steps
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
@@ -20,7 +17,6 @@ from agentkit.records import RecipeError, RunError, StopReason, SuiteError, Traj
 from agentkit.rewards import score_all
 from agentkit.rollouts.template_probe import with_template
 from agentkit.runs import Run, write_jsonl, write_tasks
-from agentkit.tasks.family import with_content_id
 from agentkit.tools.runtime import tools_of
 
 MINE = '''
@@ -45,7 +41,6 @@ class Box:
     def get_reward(self) -> float:
         return -0.1 * self.calls
 
-
 def draft(corpus, rng):
     start, a, b = rng.randint(1, 99), rng.randint(1, 99), rng.randint(1, 99)
     plan = [{"tool": "put", "arguments": {"amount": n}} for n in (a, b)]
@@ -53,11 +48,9 @@ def draft(corpus, rng):
     meta = {"plan": plan, "start": start, "entities": [f"{start}/{a}/{b}"]}
     return Task("", prompt, str(start + a + b), "counted", tools=("put",), meta=meta)
 
-
 def counted(answer, gold, *, trajectory=None):
     used = [r.name for turn in trajectory.turns for r in turn.results] if trajectory else []
     return Score(float(answer.strip() == gold and used.count("put") >= 2), "right, and by two calls of put")
-
 
 families = {"boxes": Family(draft, environment=Box)}
 verifiers = {"counted": counted}
@@ -72,11 +65,6 @@ def recipe(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("lab: mine.py\nfamilies: boxes\nn_tasks: 20\nsuite_seed: 3\n")
     return path
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return AutoTokenizer.from_pretrained(nano.DATA)
 
 
 # ---- what is of one's own
@@ -99,9 +87,7 @@ def test_a_lab_file_beside_its_recipe_brings_tasks_tools_verifier_and_rewards(re
 
 
 def test_a_given_task_that_names_no_tools_has_those_of_its_family(recipe, tmp_path):
-    rows = [
-        {"prompt": f"Put {n} in. How many are in it?", "answer": str(n), "family": "boxes"} for n in range(9)
-    ]
+    rows = [{"prompt": f"Is {n} in it?", "answer": str(n), "family": "boxes"} for n in range(9)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with recipe.open("a") as file:
         file.write("tasks: rows.jsonl\n")
@@ -113,9 +99,8 @@ def test_an_environments_own_reward_is_of_its_families_however_often_it_is_score
     ((_, reward),) = [(name, pair[0]) for name, pair in lab.reward.items() if name == "Box"]
     own, other = Task("a", "p", "1", family="boxes"), Task("b", "p", "1", family="A")
     tokens = dict.fromkeys(("prompt_ids", "completion_ids", "action_mask", "old_logprobs", "turns"), ())
-    t = Trajectory(
-        "a", "p", 0, 0, **tokens, stop_reason=StopReason.ANSWER, success=1.0, components={"Box": -0.2}
-    )
+    end = {"stop_reason": StopReason.ANSWER, "success": 1.0, "components": {"Box": -0.2}}
+    t = Trajectory("a", "p", 0, 0, **tokens, **end)
     elsewhere = dataclasses.replace(t, task_id="b", components={})
     left_out = dataclasses.replace(t, components={})  # get_reward gave None
     both = {"Box": (reward, 1.0), "one": (lambda *_: 1.0, 1.0)}
@@ -130,14 +115,10 @@ def test_an_environments_own_reward_is_of_its_families_however_often_it_is_score
 def test_it_shows_what_it_holds(recipe):
     lab = Lab.open(recipe)
     rows = lab.contents().reset_index()
-    mine = rows[rows["from"] == "mine.py"]["name"].tolist()
-    assert mine == ["boxes", "counted", "brevity"]
+    assert rows[rows["from"] == "mine.py"]["name"].tolist() == ["boxes", "counted", "brevity"]
     assert "put" in rows.set_index("name").loc["boxes", "what it is"]
     assert {"correctness", "format"} <= set(rows["name"]), "the preset's components too"
-    handed = Lab.open(read_recipe(recipe) | {"reward": "toolrl"}).contents()
-    assert {"format", "match", "brevity", "Box"} <= set(handed["name"])
-    printed = str(lab)
-    assert all(word in printed for word in ("boxes", "counted", "brevity", "mine.py"))
+    assert all(word in str(lab) for word in ("boxes", "counted", "brevity", "mine.py"))
 
 
 FAMILY = "from agentkit import Family\n"
@@ -145,22 +126,18 @@ SHOP = f"{FAMILY}class Shop:\n    def reset(self, **row): ...\n"
 SHOPS = "families = {'a': Family(environment=Shop)}\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("x = 1\n", "defines none of families, verifiers, rewards"),
-        ("families = {'a': 3}\n", r"families\['a'\] is of type int; give a Family"),
-        (f"{FAMILY}families = {{'a': Family(environment=lambda: 1 / 0)}}\n", "cannot be used: broken.py, line 2: Zero"),
-        (f"{SHOP}    def go(self, x: str): return x\n{SHOPS}", "'a' cannot be used: .*go because it has no docstring"),
-        ("rewards = {'a': len}\n", r"component 'a' is <built-in function len>: give \(function, weight\)"),
-        ("rewards = {'a': (lambda completions, **k: [1.0], 1.0)}\n",
-         r"reward component 'a' cannot be called with \(task, trajectory\): too many"),
-        ("verifiers = {'a': 3}\n", "the verifier 'a' cannot be called"),
-        ("verifiers = {'exact': len}\n", "exact"),
-        ("x = 1\ny = (\n", "line 2: SyntaxError"),
-        ("import sys\nsys.exit('bye')\n", "broken.py, line 2: SystemExit: bye"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "says"), [
+    ("x = 1\n", "defines none of families, verifiers, rewards"),
+    ("families = {'a': 3}\n", r"families\['a'\] is of type int; give a Family"),
+    (f"{FAMILY}families = {{'a': Family(environment=lambda: 1 / 0)}}\n", "cannot be used: broken.py, line 2: Zero"),
+    (f"{SHOP}    def go(self, x: str): return x\n{SHOPS}", "'a' cannot be used: .*go because it has no docstring"),
+    ("rewards = {'a': len}\n", r"component 'a' is <built-in function len>: give \(function, weight\)"),
+    ("rewards = {'a': (lambda completions, **k: [1.0], 1.0)}\n", r"reward component 'a' cannot be called with \(task, trajectory\): too many"),
+    ("verifiers = {'a': 3}\n", "the verifier 'a' cannot be called"),
+    ("verifiers = {'exact': len}\n", "exact"),
+    ("x = 1\ny = (\n", "line 2: SyntaxError"),
+    ("import sys\nsys.exit('bye')\n", "broken.py, line 2: SystemExit: bye"),
+])  # fmt: skip
 def test_a_broken_lab_file_gets_a_sentence(tmp_path, text, says):
     path = tmp_path / "broken.py"
     path.write_text(text)
@@ -218,9 +195,8 @@ def test_a_validation_that_is_drawn_shares_nothing_with_the_training_tasks(tmp_p
     """Thirty tasks stay together, and the others in pairs; where all do, none can be drawn."""
 
     def own(i, size):
-        return Task(
-            f"t{i}", f"what about thing{i}?", str(i), "numeric", "gsm8k", meta={"entities": [f"e{i // size}"]}
-        )
+        meta = {"entities": [f"e{i // size}"]}
+        return Task(f"t{i}", f"what about thing{i}?", str(i), "numeric", "gsm8k", meta=meta)
 
     tasks = [*(own(i, 30) for i in range(30)), *(own(i, 2) for i in range(60, 100)), *given(10, "test")]
     path = write_tasks(tmp_path / "tasks.jsonl", tasks)
@@ -264,32 +240,18 @@ def test_rows_of_question_and_answer_are_enough(tmp_path):
     assert type(own.environments["custom"]()).__name__ == "Shop" and len(own.suite()) == 40
 
 
-def test_given_tasks_that_leave_a_split_empty_are_refused(tmp_path):
-    path = write_tasks(tmp_path / "tasks.jsonl", [*given(20), *given(5, "validation")])
-    with pytest.raises(SuiteError, match="no task is in the split test"):
-        Lab.open({"tasks": str(path)}).suite()
-    write_tasks(path, given(1))
-    with pytest.raises(SuiteError, match="give more tasks"):
-        Lab.open({"tasks": str(path)}).suite()
-
-
-def test_given_tasks_of_a_family_nobody_knows_or_given_twice_are_refused(tmp_path):
-    path = write_tasks(tmp_path / "tasks.jsonl", given(3, family="riddles"))
-    with pytest.raises(RecipeError, match="there is no family 'riddles'"):
-        Lab.open({"tasks": str(path)}).suite()
-    twice = [dataclasses.replace(t, id=f"{t.id}-{n}") for t in given(3) for n in (1, 2)]
-    with pytest.raises(SuiteError, match="two of the tasks, '.+' and '.+', are the same"):
-        Lab.open({"tasks": str(write_tasks(path, twice))}).suite()
-
-
-def test_equal_ids_mean_equal_tasks_in_any_suite():
-    task = given(1)[0]
-    same = dataclasses.replace(task, id="other", split="test", difficulty="hard")
-    assert with_content_id(task).id == with_content_id(same).id
-    for change in ({"prompt": "?"}, {"answer": "3"}, {"verifier": "exact"}, {"meta": {}}, {"tools": ()}):
-        assert with_content_id(dataclasses.replace(task, **change)).id != with_content_id(task).id
-    few, many = (Suite.build({"families": ["A"], "n_tasks": n, "seed": 1}) for n in (20, 40))
-    assert {t.id: t.prompt for t in few}.items() <= {t.id: t.prompt for t in many}.items()
+def test_given_tasks_that_make_no_suite_are_refused(tmp_path):
+    few, twice = [*given(20), *given(5, "validation")], given(3)
+    twice += [dataclasses.replace(task, id=f"{task.id}-2") for task in twice]
+    for tasks, says in (
+        (few, "no task is in the split test"),
+        (given(1), "give more tasks"),
+        (given(3, family="riddles"), "there is no family 'riddles'"),
+        (twice, "two of the tasks, '.+' and '.+', are the same"),
+    ):
+        path = write_tasks(tmp_path / "tasks.jsonl", tasks)
+        with pytest.raises((SuiteError, RecipeError), match=says):
+            Lab.open({"tasks": str(path)}).suite()
 
 
 def test_training_tasks_of_a_difficulty():
@@ -311,25 +273,19 @@ def test_a_measurement_holds_verdicts_and_another_reward_repeats_none(recipe, to
     rewarded = lab.rewarded(run, "sft", tasks)
     assert [t.reward for t in rewarded] == [t.reward for t in run.trajectories("sft")]
     other = Lab.open(Recipe.load(recipe, reward="none")).rewarded(run, "sft", tasks)
-    assert (
-        other[0].reward == pytest.approx(0.5 * -3 - 0.2)
-        and other[0].completion_ids == sampled[0].completion_ids
-    )
+    assert other[0].reward == pytest.approx(0.5 * -3 - 0.2)
+    assert other[0].completion_ids == sampled[0].completion_ids
 
 
-def test_a_rank_that_a_shell_has_left_behind_keeps_no_process_from_writing(
-    recipe, tokenizer, tmp_path, monkeypatch
-):
+def test_a_rank_that_a_shell_left_keeps_no_process_from_writing(recipe, tokenizer, tmp_path, monkeypatch):
     """As in the pods of some clusters, where one process works: no others would write in its place."""
     lab, run = Lab.open(Recipe.load(recipe).used() | {"filter_rollouts": 1}), Run.create(tmp_path / "run")
     policy, suite = ScriptedPolicy(tokenizer, name="sft"), lab.suite()
-    for left in ({"RANK": "1"}, {"RANK": "1", "WORLD_SIZE": "2"}):
-        for name, value in left.items():
-            monkeypatch.setenv(name, value)
-        lab.measure(run, policy, suite.split("test"))
-        lab.sift(run, policy, suite)
-        for name in ("eval/sft.parquet", "pass_rates.json"):
-            run.file(name).unlink()
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    lab.measure(run, policy, suite.split("test"))
+    lab.sift(run, policy, suite)
+    assert run.file("eval/sft.parquet").exists() and run.file("pass_rates.json").exists()
 
 
 # ---- what a lab brings to the training
@@ -375,40 +331,28 @@ def test_a_lab_brings_advantages_columns_and_alarms(stand_in, capsys):
     sampled = run.trajectories(1)
     longest, mean = max(len(t.turns) for t in sampled), statistics.fmean(t.reward for t in sampled)
     assert row["lab/longest"] == longest and row["lab/broken"] is None
-    assert (told.alarm, told.cause, told.advice) == (
-        "talks",
-        f"{longest} turns were taken.",
-        "Ask for fewer.",
-    )
-    assert [t.advantage for t in sampled] == pytest.approx(
-        [100 * (t.reward - mean) for t in sampled], abs=1e-3
-    )
+    assert (told.alarm, told.cause) == ("talks", f"{longest} turns were taken.")
+    assert all(t.advantage == pytest.approx(100 * (t.reward - mean), abs=1e-3) for t in sampled)
     assert scan(trained_steps(run)) == [] and scan(trained_steps(run), lab.own_alarms) == [told]
-    assert (
-        "centred" in repr(lab)
-        and "Most turns of a trajectory." in repr(lab)
-        and not run.file("adapter").exists()
-    )
+    assert "centred" in repr(lab) and "Most turns of a trajectory." in repr(lab)
+    assert not run.file("adapter").exists()
     run.update(recipe=lab.recipe.used())
     lab.path.unlink()
     assert main(["alarms", str(run.path)]) == 0 and "lab file are left out" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("more", "keys", "says"),
-    [
-        ("advantages = {'group': sum}", {}, r"mine.py: advantages\['group'\] has the name of one that ships"),
-        ("advantages = {'a': 5}", {}, r"mine.py: advantages\['a'\] cannot be called with \(rewards, groups\)"),
-        ("", {"advantage": "mean"}, "advantage is 'mean'; there are group, dr_grpo"),
-        ("advantages = {'a': lambda r, g: r[:1]}", {"advantage": "a"}, r"\['a'\] must give a tensor .* of 4 rewards"),
-        ("advantages = {'a': lambda r, g: r.no}", {"advantage": "a"}, r"mine.py: advantages\['a'\] failed: mine.py"),
-        ("columns = {'a': lambda: 1}", {}, r"mine.py: columns\['a'\] cannot be called with \(step\)"),
-        ("alarms = {'a': (len, 'x')}", {}, r"mine.py: alarms\['a'\] is .*: give \(function, what is wrong"),
-        ("alarms = {'a': (len, '{no}', '')}", {}, "are texts that may hold {value}"),
-        ("alarms = {'truncation': (len, '', '')}", {}, r"alarms\['truncation'\] has the name of one that ships"),
-        ("", {"reward": {"brevty": 1}}, "reward names 'brevty'; the components are brevity, Box"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("more", "keys", "says"), [
+    ("advantages = {'group': sum}", {}, r"mine.py: advantages\['group'\] has the name of one that ships"),
+    ("advantages = {'a': 5}", {}, r"mine.py: advantages\['a'\] cannot be called with \(rewards, groups\)"),
+    ("", {"advantage": "mean"}, "advantage is 'mean'; there are group, dr_grpo"),
+    ("advantages = {'a': lambda r, g: r[:1]}", {"advantage": "a"}, r"\['a'\] must give a tensor .* of 4 rewards"),
+    ("advantages = {'a': lambda r, g: r.no}", {"advantage": "a"}, r"mine.py: advantages\['a'\] failed: mine.py"),
+    ("columns = {'a': lambda: 1}", {}, r"mine.py: columns\['a'\] cannot be called with \(step\)"),
+    ("alarms = {'a': (len, 'x')}", {}, r"mine.py: alarms\['a'\] is .*: give \(function, what is wrong"),
+    ("alarms = {'a': (len, '{no}', '')}", {}, "are texts that may hold {value}"),
+    ("alarms = {'truncation': (len, '', '')}", {}, r"alarms\['truncation'\] has the name of one that ships"),
+    ("", {"reward": {"brevty": 1}}, "reward names 'brevty'; the components are brevity, Box"),
+])  # fmt: skip
 def test_what_is_wrong_with_it_is_one_sentence_that_names_file_and_entry(stand_in, more, keys, says):
     with pytest.raises(RecipeError, match=says) as error:
         stand_in(more, **keys)
@@ -419,26 +363,16 @@ def test_what_is_wrong_with_it_is_one_sentence_that_names_file_and_entry(stand_i
 def test_text_before_a_call_that_the_models_form_cannot_hold_is_refused(tokenizer, tmp_path):
     from agentkit.training.transcripts import read_transcripts
 
-    write_jsonl(
-        path := tmp_path / "a.jsonl", [said(ASKS | {"content": "I look."}, REPLY, {"content": "Answer: 1"})]
-    )
-    llama = copy.deepcopy(tokenizer)
+    call = {"id": "a", "type": "function", "function": {"name": "search", "arguments": '{"query": "x"}'}}
+    said = [
+        {"role": "user", "content": "x?"}, {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "a", "content": "found"}, {"role": "assistant", "content": "Answer: 1"},
+    ]  # fmt: skip
+    path, llama = write_jsonl(tmp_path / "a.jsonl", [{"messages": said}]), copy.deepcopy(tokenizer)
     llama.add_tokens(["<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"], special_tokens=True)
-    with pytest.raises(
-        RunError, match="line 1: llama3's form does not hold a turn of it: no text stands before a call"
-    ):
+    with pytest.raises(RunError, match="line 1: llama3's form does not hold a turn of it: no text stands"):
         read_transcripts(path, with_template(llama, "llama3_1"), Lab.open({}), given(1))
     assert len(read_transcripts(path, tokenizer, Lab.open({}), given(1))) == 1
-
-
-CALL = {"id": "a", "type": "function", "function": {"name": "search", "arguments": '{"query": "x"}'}}
-ASKS = {"content": None, "tool_calls": [CALL]}
-REPLY = {"role": "tool", "tool_call_id": "a", "content": "found"}
-
-
-def said(*messages: dict) -> dict:
-    """A row: a question, and messages that are the assistant's where they name nobody."""
-    return {"messages": [{"role": "user", "content": "x?"}, *({"role": "assistant"} | m for m in messages)]}
 
 
 def test_transcripts_show_the_tools_of_the_tasks_they_are_for(tokenizer, tmp_path):
@@ -452,9 +386,7 @@ def test_transcripts_show_the_tools_of_the_tasks_they_are_for(tokenizer, tmp_pat
     (shown,) = demonstrations(lab, given(1, family="a"), tokenizer)
     prompt = tokenizer.decode(shown.prompt_ids)
     assert '"go"' in prompt and '"search"' not in prompt
-    with pytest.raises(
-        RunError, match="line 1: its family is '': name one, as those of the tasks have different tools"
-    ):
+    with pytest.raises(RunError, match="line 1: its family is '': name one, as those of the tasks have"):
         demonstrations(lab, [*given(1, family="a"), *given(1, family="B")], tokenizer)
 
 

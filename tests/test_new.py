@@ -1,7 +1,5 @@
 """agentkit new: a recipe and a lab file that work as they stand, and nothing that is there is overwritten."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -29,9 +27,8 @@ def test_a_new_lab_builds_its_suite_and_rolls_out(project, tokenizer, capsys):
     assert cli.main(["new", "mine", "--json"]) == 0
     paths = json.loads(capsys.readouterr().out)
     lab = Lab.open(paths["recipe"])
-    assert str(lab.path) == paths["lab"] == str(
-        project / "params" / "labs" / "mine.py"
-    ) and lab.recipe.families == ["shop"]
+    assert str(lab.path) == paths["lab"] == str(project / "params" / "labs" / "mine.py")
+    assert lab.recipe.families == ["shop"]
     suite = lab.suite()
     assert len(suite) == 200 and {task.family for task in suite} == {"shop"}
     tasks = suite.split("test")[:4]
@@ -73,6 +70,5 @@ def test_outside_a_project_it_writes_here_and_copies_what_ships_where_asked(tmp_
     real = Lab.open("params/mine-real.yaml")
     assert real.path == tmp_path / "params" / "labs" / "mine.py" and real.recipe.engine == "vllm"
     assert cli.main(["new", "other", "--notebooks"]) == 0
-    assert (tmp_path / "notebooks" / "03_grpo.ipynb").is_file() and (
-        tmp_path / "params" / "nano.yaml"
-    ).is_file()
+    assert (tmp_path / "notebooks" / "03_grpo.ipynb").is_file()
+    assert (tmp_path / "params" / "nano.yaml").is_file()

@@ -123,14 +123,11 @@ def test_the_planted_cause_is_named_first(name, suite, tokenizer, monkeypatch):
 
 
 HEALTHY = {
-    "as shipped": {},
     "the tool-call reward": {"recipe": {"reward": "tcr"}},
     "a clumsy one": {"flaws": Flaws(malformed=0.3, wrong_operation=0.7)},
     "tools that fail for the moment": {"recipe": {"tool_failures": 0.2}},
-    "right and brief": {
-        "rewards": {"right": (correctness, 1.0), "brief": (lambda task, t: -len(t.turns) / 50, 1.0)}
-    },
-}
+    "right and brief": {"rewards": {"right": (correctness, 1.0), "brief": (lambda task, t: -len(t.turns) / 50, 1.0)}},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HEALTHY)

@@ -3,33 +3,22 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from widget_cases import trajectory
 
 from agentkit.evaluation import Comparison, compare
-from agentkit.records import StopReason, Task, Trajectory, Turn
+from agentkit.records import Task
 from agentkit.views import plots
 
 
-def trajectory(task_id, success, sample=0, policy="sft"):
-    ids = (1, 2)
-    turn = Turn("done", (0, 2))
-    return Trajectory(
-        task_id, policy, sample, 0, ids, ids, (1, 1), (0.0,) * 2, (turn,), StopReason.ANSWER, "x", success
+def metrics():
+    """Sixty steps, of which every twentieth is validated; what is drawn of each column does not matter."""
+    names = "kl entropy grad_norm clip_fraction dead_groups turns tool_failure_rate audit_disagreement mismatch identical no_tool"
+    names += " truncated reward reward_std reward/correct reward/format completion_tokens seconds"
+    table = pd.DataFrame(
+        {"step": np.arange(1, 61), "success": np.linspace(0.4, 0.9, 60)} | dict.fromkeys(names.split(), 0.5)
     )
-
-
-def metrics(n=60):
-    rng = np.random.default_rng(0)
-    steps = np.arange(1, n + 1)
-    table = pd.DataFrame({"step": steps, "success": np.linspace(0.4, 0.9, n), "seconds": rng.random(n) + 2})
-    for column in (
-        "reward kl entropy grad_norm clip_fraction dead_groups turns tool_failure_rate audit_disagreement mismatch "
-        "identical no_tool truncated"
-    ).split():
-        table[column] = rng.random(n)
-    table["reward_std"], table["completion_tokens"] = rng.random(n), rng.integers(80, 120, n)
-    table["reward/correct"], table["reward/format"] = rng.random(n), rng.random(n)
-    table["val_success"] = [0.5 if s % 20 == 0 else np.nan for s in steps]
-    table["val_ci_low"], table["val_ci_high"] = (table["val_success"] - 0.1, table["val_success"] + 0.05)
+    table["val_success"] = [0.5 if step % 20 == 0 else np.nan for step in table["step"]]
+    table["val_ci_low"], table["val_ci_high"] = table["val_success"] - 0.1, table["val_success"] + 0.05
     return table
 
 
@@ -44,10 +33,7 @@ def test_validation_is_in_sight_while_no_rollout_of_the_training_is_right():
 
 def test_success_bars_of_a_comparison_and_of_its_json():
     tasks = [Task("t0", "?", "1", family="A", difficulty="hard"), Task("t1", "?", "1", family="B")]
-    sampled = {
-        "sft": [trajectory("t0", 0.0), trajectory("t1", 1.0)],
-        "<i>": [trajectory("t0", 1.0), trajectory("t1", None)],
-    }
+    sampled = {"sft": [trajectory("t0", 0.0), trajectory("t1", 1.0)], "<i>": [trajectory("t0", 1.0), trajectory("t1", None)]}  # fmt: skip
     comparison = compare(sampled, tasks)
     figure = plots.success_bars(comparison)
     assert [bar.name for bar in figure.data if bar.type == "bar"] == ["sft", "&lt;i&gt;"]
@@ -62,9 +48,7 @@ def test_training_curves_draw_what_exists():
     figure = plots.training_curves(metrics())
     texts = [a.text for a in figure.layout.annotations]
     assert texts[: len(plots.PANELS)] == [title for _, title, _ in plots.PANELS]
-    named = [
-        re.findall(r"●</span> ([^<]+)<", text) for text in texts[len(plots.PANELS) :]
-    ]  # of the panels of several curves
+    named = [re.findall(r"●</span> ([^<]+)<", text) for text in texts[len(plots.PANELS) :]]
     assert named == [["reward", "correct", "format"], ["success", "validation, 95 % interval"]]
     raw = next(t for t in figure.data if t.name == "success" and t.mode == "markers")
     assert raw.y[0] == pytest.approx(0.4)

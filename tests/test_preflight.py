@@ -19,7 +19,6 @@ from agentkit.records import StopReason, Task, ToolResult, TrainingError, Trajec
 from agentkit.rewards import correctness, plan, toolrla
 from agentkit.rollouts import rollout
 from agentkit.runs import Run, cost
-from agentkit.training.memory import MemoryPlan
 from agentkit.training.update_timing import update_seconds
 from agentkit.trajectories import groups_by_task
 
@@ -28,7 +27,6 @@ NAMES = ("c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8")
 RIGHT = {"correctness": (correctness, 1.0)}
 
 
-# ---- autopsies: three published runs
 def constraint_task(number: int) -> Task:
     name = NAMES[number % 8]
     meta = {"plan": [{"tool": "drop_constraint", "arguments": {}}], "constraints": NAMES, "iis": (name,)}
@@ -52,11 +50,8 @@ def rollouts():
     """12 tasks, 4 rollouts each of which one to three are right, and the expert's."""
     tasks = [constraint_task(i) for i in range(12)]
     other = {task.id: next(n for n in NAMES if n != task.answer) for task in tasks}
-    sampled = [
-        repair(task, s, task.answer if s <= i % 3 else other[task.id], calls=1 + s % 3)
-        for i, task in enumerate(tasks)
-        for s in range(4)
-    ]
+    drops = [(t, s, t.answer if s <= i % 3 else other[t.id]) for i, t in enumerate(tasks) for s in range(4)]
+    sampled = [repair(*drop, calls=1 + drop[1] % 3) for drop in drops]
     golden = [repair(task, 0, task.answer, calls=1 + i % 3, policy="gold") for i, task in enumerate(tasks)]
     return tasks, sampled, golden
 
@@ -66,16 +61,11 @@ def judged(rollouts, reward):
     return report(RECIPE, sampled, golden, tasks, reward, n_test=100)
 
 
-# ---- the probe
-@pytest.mark.parametrize(
-    ("component", "light", "reason"),
-    [
-        (lambda task, t: getattr(t, "num_turns", 0) * 0.1, "red", "reads trajectory.num_turns"),
-        (lambda task, t: 0.5, "amber", "neither a wrong answer"),  # it may depend on what is not varied
-        (lambda task, t: task.meta["reference"] == t.answer, "red", "It fails: KeyError"),
-        (lambda task, t: None, "red", "scored on none"),
-    ],
-)
+@pytest.mark.parametrize(("component", "light", "reason"), [
+    (lambda task, t: 0.5, "amber", "neither a wrong answer"),  # it may depend on what is not varied
+    (lambda task, t: task.meta["reference"] == t.answer, "red", "It fails: KeyError"),
+    (lambda task, t: None, "red", "scored on none"),
+])  # fmt: skip
 def test_a_dead_component_is_told_with_its_reason(rollouts, component, light, reason):
     item = judged(rollouts, plan() | {"mine": (component, 1.0)})["Component mine"]
     assert item.light == light and reason in item.finding + item.advice
@@ -112,7 +102,6 @@ def test_a_component_of_one_family_is_probed_on_that_family(rollouts):
     assert judged(both, plan() | {"budget": (within, 0.1)})["Component budget"].light != "red"
 
 
-# ---- gold trajectories and groups
 def test_a_broken_mask_is_refused(rollouts):
     tasks, sampled, golden = rollouts
     short = [replace(sampled[0], old_logprobs=(0.0,)), *sampled[1:]]
@@ -145,9 +134,7 @@ def test_why_groups_have_no_advantage(rollouts):
     assert never == "red" and item.light == "red" and item.advice.startswith("No trajectory is right")
     unscored, item = groups(lambda t: None)
     assert unscored == "red" and "mend the verifier" in item.advice
-    partly, item = groups(
-        lambda t: 9 / 16
-    )  # a share of a program's tests is not right, and something to learn
+    partly, item = groups(lambda t: 9 / 16)  # a share of a program's tests is something to learn
     assert partly == "amber" and item.advice.startswith("No trajectory is right")
     _, item = groups(lambda t: float(t.task_id < tasks[6].id))
     assert item.light == "red" and item.advice.startswith("Each task is solved always or never")
@@ -169,39 +156,15 @@ def test_silence_that_is_paid_is_told(rollouts):
     assert checks.silence(groups_by_task([replace(t, reward=1.0) for t in rollouts[1]])).light == "green"
 
 
-# ---- causes, settings, memory
-@pytest.mark.parametrize(("cut", "few"), [(12, "most"), (2, "some")])
-def test_the_limit_that_gold_meets_is_named_as_the_recipe_names_it(rollouts, cut, few):
-    _, _, golden = rollouts
-    late = [replace(t, stop_reason=StopReason.TIME_LIMIT) for t in golden[:cut]]
-    item = causes.limits([*late, *golden[cut:]], RECIPE)
-    assert item.advice == f"Raise trajectory_timeout_s 600: {few} right policies could not finish."
-
-
-@pytest.mark.parametrize(
-    ("changes", "light", "says"),
-    [
-        ({"learning_rate": 1.5e-3, "steps": 54}, "green", "up to 0.081"),
-        ({"learning_rate": 0.0}, "red", "nothing is trained"),
-        ({"learning_rate": 1e-5, "steps": 150, "lr_schedule": "linear"}, "amber", "try 1e-04"),
-        ({"learning_rate": 0.15}, "amber", "0.15 is large for an adapter"),
-        ({"learning_rate": 1e-3, "warmup_steps": 500}, "amber", "longer than the 200 steps"),
-        ({"learning_rate": 1e-3, "beta": 2}, "amber", "holds the policy where it is"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "light", "says"), [
+    ({"learning_rate": 1.5e-3, "steps": 54}, "green", "up to 0.081"),
+    ({"learning_rate": 1e-5, "steps": 150, "lr_schedule": "linear"}, "amber", "try 1e-04"),
+    ({"learning_rate": 0.15}, "amber", "0.15 is large for an adapter"),
+    ({"learning_rate": 1e-3, "warmup_steps": 500}, "amber", "longer than the 200 steps"),
+])  # fmt: skip
 def test_settings_that_train_nothing_are_told(changes, light, says):
     item = checks.settings(Recipe.from_mapping(changes))
     assert item.light == light and says in item.finding
-
-
-def test_memory_that_does_not_suffice_is_red_with_numbers_and_the_key_to_change():
-    plan = MemoryPlan(
-        weights=8e9, update_fixed=9e9, update_row=3e9, kept=1e9, engine_share=0.3, micro_batch=8
-    )
-    item = checks.memory(plan, 24.0, "GPU")
-    assert item.light == "red" and "36.3 GB of the GPU's 24 GB" in item.finding
-    assert item.advice == "It would run out of memory: micro_batch: 4."
-    assert checks.memory(plan, 48.0, "GPU").light == "green"
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_sampled(tokenizer, suite, monkeypatch):
@@ -225,9 +188,6 @@ def test_the_same_question_in_another_world_is_another_task():
     assert causes.held_out(sifted, again).light == "red"
 
 
-# ---- the forecast
-
-
 def test_the_forecast_is_of_the_whole_run_and_of_what_is_done_already(tmp_path):
     recipe = Recipe(model="nano", sft=True, sft_transcripts=1)
     plain, phases = forecast(recipe, 0.05, 0.01), cost.PHASES
@@ -243,9 +203,7 @@ def test_the_forecast_is_of_the_whole_run_and_of_what_is_done_already(tmp_path):
 
 
 @pytest.mark.parametrize("changes", [{}, {"precision": "bfloat16"}])
-def test_the_timed_update_is_the_trainings_and_leaves_the_model_as_it_was(
-    suite, tokenizer, changes, monkeypatch
-):
+def test_the_timed_update_leaves_the_model_as_it_was(suite, tokenizer, changes, monkeypatch):
     recipe = Recipe.from_mapping({"max_tokens": 1024, **changes})
     model, _ = load_agent("nano", precision=recipe.precision)
     sampled = rollout(suite.split("train")[:2], ScriptedPolicy(tokenizer), group_size=2)
@@ -264,17 +222,16 @@ def test_the_timed_update_is_the_trainings_and_leaves_the_model_as_it_was(
     assert not any("lora" in name for name, _ in model.named_parameters())
 
 
-# ---- the whole
 def test_the_report_as_text_html_and_json(rollouts, tmp_path):
     tasks, sampled, golden = rollouts
     hostile = [replace(t, success=0.0, why="<script>alert(1)</script>") for t in golden]
     preflight = report(RECIPE, sampled, hostile, tasks, plan(), n_test=100)
     assert "<script>" not in preflight._repr_html_() and "&lt;script&gt;" in preflight._repr_html_()
     assert preflight.light == "red" and "[   stop] Gold trajectories" in preflight.text()
-    shown = preflight._repr_html_()
-    assert shown.index("Gold trajectories") < shown.index("checks are good") < shown.index("Settings"), (
-        "bad first"
+    bad, good, settings = map(
+        preflight._repr_html_().index, ("Gold trajectories", "checks are good", "Settings")
     )
+    assert bad < good < settings
     path = preflight.save(tmp_path / "preflight.json")
     assert json.loads(path.read_text())["light"] == "red"
     assert type(preflight).load(path).text() == preflight.text()

@@ -22,10 +22,10 @@ from agentkit.training import memory
 BUDGET = {"n_tasks": 20, "sft_tasks": 0, "sft_transcripts": 1, "sft_epochs": 1, "test_samples": 1, "steps": 1, "prompts_per_step": 2,
           "group_size": 2, "micro_batch": 2, "max_turns": 2, "max_turn_tokens": 12, "max_tokens": 300, "val_every": 1, "val_tasks": 1,
           "max_batch": 8, "preflight": "off"}  # fmt: skip
-ELSEWHERE = {  # in test_notebooks, _image, _tcr, _ordebug, _drawing and _autopsies
-    *("nano", "nano-image", "image-27b", "nano-tcr", "tcr-4b"),
-    *("nano-ordebug", "nano-drawing", "drawing-0.5b", "autopsies"),
-}
+# in test_notebooks, _image, _tcr, _ordebug, _drawing and _autopsies
+ELSEWHERE = set(
+    "nano nano-image image-27b nano-tcr tcr-4b nano-ordebug nano-drawing drawing-0.5b autopsies".split()
+)
 RECIPES = sorted({path.stem for path in (project_root() / "params").glob("*.yaml")} - ELSEWHERE - {"prices"})
 
 
@@ -72,7 +72,6 @@ def test_its_notebooks_run_to_the_comparison(name, stand_in, tmp_path):
     if real:
         shown = AutoTokenizer.from_pretrained(stand_in).decode(found[0].prompt_ids)
         assert "<tools>" in shown and shown.endswith("<|im_start|>assistant\n"), "as the template has it"
-        return
 
 
 def vllm_check(recipe, config, made, size, folder):
@@ -84,11 +83,9 @@ def vllm_check(recipe, config, made, size, folder):
     config.save_pretrained(folder)
     room = longest(config, recipe), recipe.engine_memory, recipe.max_batch
     chosen = engine_arguments(folder, torch.bfloat16, *room, True, False).create_engine_config()
-    heads = (
-        config.num_key_value_heads,
-        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-    )
-    layer = FullAttentionSpec(block_size=16, num_kv_heads=heads[0], head_size=heads[1], dtype=torch.bfloat16)
+    size_of_head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = {"num_kv_heads": config.num_key_value_heads, "head_size": size_of_head}
+    layer = FullAttentionSpec(block_size=16, **heads, dtype=torch.bfloat16)
     chosen.cache_config.kv_cache_layout = "LBNHC"  # as the engine would settle it
     assert chosen.model_config.max_model_len == room[0]
     layers = {f"layers.{i}": layer for i in range(config.num_hidden_layers)}
@@ -104,14 +101,10 @@ def test_every_recipe_fits_the_cards_it_names_and_vllm_starts_on_them(name, tmp_
     least = int(re.search(r"Fits [^.]*?(\d+) GB", path.read_text())[1])
     config, start = copy.deepcopy(REAL[recipe.model]), time.process_time()
     made = memory.plan(recipe, config=config)
-    assert time.process_time() - start < 90, (
-        "seconds on an idle core: layers are counted, not traced one by one"
-    )
+    assert time.process_time() - start < 90, "layers are counted, not traced one by one"
     assert made.sleeps == (recipe.engine == "vllm")
     for size in (size for size in sizes if size >= least):
-        assert [replace(made, sleeps=sleeps).advice(size) for sleeps in {made.sleeps, False}] == ["fits"] * (
-            1 + made.sleeps
-        )
+        assert {replace(made, sleeps=sleeps).advice(size) for sleeps in (made.sleeps, False)} == {"fits"}
         if made.engine_fixed:
             vllm_check(recipe, config, made, size, tmp_path)
     cells = " | ".join(f"{made.needed(size) / 1e9:.0f}" if size >= least else "no" for size in memory.SIZES)

@@ -7,16 +7,8 @@ import yaml
 from click.testing import CliRunner
 from papermill.cli import papermill
 
-from agentkit.recipe import (
-    Recipe,
-    RecipeError,
-    find_file,
-    located,
-    parse_yaml,
-    project_file,
-    project_root,
-    read_recipe,
-)
+from agentkit.recipe import Recipe, find_file, located, parse_yaml, project_file, project_root, read_recipe
+from agentkit.records import RecipeError
 from agentkit.runs import Run
 
 ROOT = project_root(__file__)
@@ -39,9 +31,8 @@ def test_the_defaults_are_a_recipe_to_copy_from():
 
 def test_values_are_read_as_people_write_them():
     text = "learning_rate: 1e-6\nbeta: 0\nfamilies: A, B\npreflight: off\nreward: {correctness: 1, format: 1e-1}\n"
-    recipe = Recipe.from_mapping(
-        parse_yaml(text + "flaws: {in_head: 0.4}\ntemplate_arguments: {thinks: false}\n")
-    )
+    text += "flaws: {in_head: 0.4}\ntemplate_arguments: {thinks: false}\n"
+    recipe = Recipe.from_mapping(parse_yaml(text))
     assert (recipe.learning_rate, recipe.families, recipe.preflight) == (1e-6, ["A", "B"], "off")
     assert recipe.reward == {"correctness": 1.0, "format": 0.1} and recipe.flaws == {"in_head": 0.4}
     assert recipe.chat == ("", {"thinks": False})
@@ -49,25 +40,22 @@ def test_values_are_read_as_people_write_them():
     assert (injected.sft, injected.learning_rate, injected.preflight) == (True, 1e-6, "off")
 
 
-@pytest.mark.parametrize(
-    ("values", "says"),
-    [
-        ({"sede": 1}, "unknown recipe key 'sede': did you mean 'seed'?"),
-        ({"seed": 3.5}, "seed is 3.5; it should be a whole number"),
-        ({"group_size": 1}, "group_size is 1; it should be greater than or equal to 2 (trajectories in a group, G)"),
-        ({"temperature": float("nan")}, "temperature is nan; it should be a finite number"),
-        ({"sft": "yes"}, "sft is 'yes'; it should be a valid boolean"),
-        ({"reward": "plam"}, "reward is 'plam'; it should be 'plan', 'none'"),
-        ({"flaws": {"in_haed": 0.3}}, "flaws.in_haed is 'in_haed'; it should be 'skip_lookup'"),
-        ({"base": "nano.yaml"}, "base: nano.yaml is for a recipe's file"),
-        ({"micro_batch": 5}, "micro_batch 5 must divide prompts_per_step * group_size = 64"),
-        ({"engine": "server"}, "engine server and server_urls belong together"),
-        ({"engine": "server", "server_urls": "http://me:secret@a:1"}, "'http://...@a:1'; use http://HOST:PORT"),
-        ({"shard": True}, "shard does not go with engine: transformers"),
-        ({"model": "scripted", "sft": True}, "model: scripted plays the tasks' plans and learns nothing: set sft: false"),
-        ({"loss_type": "cispo"}, "clip_epsilon_high, which is 0.2: set it to 1 or more"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("values", "says"), [
+    ({"sede": 1}, "unknown recipe key 'sede': did you mean 'seed'?"),
+    ({"seed": 3.5}, "seed is 3.5; it should be a whole number"),
+    ({"group_size": 1}, "group_size is 1; it should be greater than or equal to 2 (trajectories in a group, G)"),
+    ({"temperature": float("nan")}, "temperature is nan; it should be a finite number"),
+    ({"sft": "yes"}, "sft is 'yes'; it should be a valid boolean"),
+    ({"reward": "plam"}, "reward is 'plam'; it should be 'plan', 'none'"),
+    ({"flaws": {"in_haed": 0.3}}, "flaws.in_haed is 'in_haed'; it should be 'skip_lookup'"),
+    ({"base": "nano.yaml"}, "base: nano.yaml is for a recipe's file"),
+    ({"micro_batch": 5}, "micro_batch 5 must divide prompts_per_step * group_size = 64"),
+    ({"engine": "server"}, "engine server and server_urls belong together"),
+    ({"engine": "server", "server_urls": "http://me:secret@a:1"}, "'http://...@a:1'; use http://HOST:PORT"),
+    ({"shard": True}, "shard does not go with engine: transformers"),
+    ({"model": "scripted", "sft": True}, "model: scripted plays the tasks' plans and learns nothing: set sft: false"),
+    ({"loss_type": "cispo"}, "clip_epsilon_high, which is 0.2: set it to 1 or more"),
+])  # fmt: skip
 def test_a_mistake_is_one_sentence_that_names_the_way_out(values, says):
     with pytest.raises(RecipeError) as error:
         Recipe.from_mapping(values)
@@ -75,23 +63,17 @@ def test_a_mistake_is_one_sentence_that_names_the_way_out(values, says):
 
 
 # ---- files
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("seed: 010", "seed is '010'; it should be a whole number"),
-        ("steps: 1:30", "steps is '1:30'; it should be a whole number"),
-        ("seed: [1, 2]", "a list is a grid, for agentkit sweep"),
-        ("seed: 1\nbeta: 0\nseed: 2", "'seed' is set twice; keep one of the two"),
-        ("- seed", "is no mapping of keys to values"),
-        ("a: [", "it is not valid YAML: while parsing a flow node"),
-        (
-            "base: none.yaml",
-            "none.yaml cannot be read (No such file or directory): recipes and prices lie in",
-        ),
-        ("base: nano.yaml\nsede: 1", "did you mean 'seed'?"),
-        ("base: r.yaml", "base leads in a circle: r.yaml -> r.yaml"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), [
+    ("seed: 010", "seed is '010'; it should be a whole number"),
+    ("steps: 1:30", "steps is '1:30'; it should be a whole number"),
+    ("seed: [1, 2]", "a list is a grid, for agentkit sweep"),
+    ("seed: 1\nbeta: 0\nseed: 2", "'seed' is set twice; keep one of the two"),
+    ("- seed", "is no mapping of keys to values"),
+    ("a: [", "it is not valid YAML: while parsing a flow node"),
+    ("base: none.yaml", "none.yaml cannot be read (No such file or directory): recipes and prices lie in"),
+    ("base: nano.yaml\nsede: 1", "did you mean 'seed'?"),
+    ("base: r.yaml", "base leads in a circle: r.yaml -> r.yaml"),
+])  # fmt: skip
 def test_a_broken_file_is_named(tmp_path, text, says):
     path = write(tmp_path / "r.yaml", text)
     with pytest.raises(RecipeError) as error:

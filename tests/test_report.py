@@ -25,25 +25,21 @@ RECIPE = {"seed": 3, "model": "nano", "steps": 4, "n_tasks": 40, "prompts_per_st
 
 
 def trajectory(task_id, policy, sample, success, observation="Found it."):
-    turns = (
-        Turn("Let me look.<|im_end|>", (0, 1), (ToolResult("search", {"query": "it"}, observation, True),)),
-        Turn("Answer: 5<|im_end|>", (2, 3)),
-    )
-    return Trajectory(
-        task_id, policy, sample, 0, (9,), (1, 2, 3), (1, 0, 1), (0.0,) * 3, turns, StopReason.ANSWER, "5", success, "because",
-        {"correctness": success}, success,
-    )  # fmt: skip
+    seen = ToolResult("search", {"query": "it"}, observation, True)
+    turns = Turn("Let me look.<|im_end|>", (0, 1), (seen,)), Turn("Answer: 5<|im_end|>", (2, 3))
+    tokens = (9,), (1, 2, 3), (1, 0, 1), (0.0,) * 3
+    verdict = "5", success, "because", {"correctness": success}, success
+    return Trajectory(task_id, policy, sample, 0, *tokens, turns, StopReason.ANSWER, *verdict)
 
 
 def policies(tasks, **options):
-    return {
-        name: [
-            trajectory(t.id, name, k, float((i + k + shift) % 3 > 0), **options)
-            for i, t in enumerate(tasks)
-            for k in (0, 1)
-        ]
-        for shift, name in enumerate(("sft", "grpo"))
-    }
+    """Two samples of each task, two in three of them right."""
+
+    def own(name, shift):
+        pairs = [(i, k) for i in range(len(tasks)) for k in (0, 1)]
+        return [trajectory(tasks[i].id, name, k, float((i + k + shift) % 3 > 0), **options) for i, k in pairs]
+
+    return {name: own(name, shift) for shift, name in enumerate(("sft", "grpo"))}
 
 
 def make_run(path, n=12, tasks=None, **options):
@@ -67,9 +63,8 @@ def make_run(path, n=12, tasks=None, **options):
             row |= {"val_success": 0.3 + step / 10, "val_seconds": 1.0, "val_ci_low": 0.2, "val_ci_high": 0.8}
         append_jsonl(run.file("train", "metrics.jsonl"), row)
     alarm = {"step": 3, "alarm": "kl_spike", "severity": "critical", "value": 0.5, "evidence": ["3:A-0000#1"]}
-    append_jsonl(
-        run.file("train", "alarms.jsonl"), alarm | {"cause": "It is so.", "advice": "Lower the rate."}
-    )
+    alarm |= {"cause": "It is so.", "advice": "Lower the rate."}
+    append_jsonl(run.file("train", "alarms.jsonl"), alarm)
     write_json(run.file("preflight.json"), {"light": "green", "items": []})
     run.update(
         recipe=RECIPE, stages={name: {"status": "done", "seconds": 150} for name in STAGES},
@@ -83,10 +78,8 @@ def notebook(run, stage, *texts):
     figure = json.loads(training_curves(run.metrics).to_json())
     shown = [new_output("stream", name="stdout", text=text) for text in texts]
     shown.append(new_output("display_data", {"application/vnd.plotly.v1+json": figure}))
-    nbformat.write(
-        new_notebook(cells=[new_code_cell("api_key = 'sk-12345678'", outputs=shown)]),
-        run.file(f"{stage}.ipynb"),
-    )
+    cell = new_code_cell("api_key = 'sk-12345678'", outputs=shown)
+    nbformat.write(new_notebook(cells=[cell]), run.file(f"{stage}.ipynb"))
 
 
 def payload(page):
@@ -96,7 +89,6 @@ def payload(page):
     return "".join(gzip.decompress(base64.b64decode(block)).decode() for block in blocks)
 
 
-# ---- what it says
 def test_every_part_is_there(tmp_path, capsys):
     run = make_run(tmp_path / "a")
     notebook(run, "05_compare", "hello")
@@ -158,7 +150,6 @@ def test_tasks_that_must_not_be_shared_are_not_shown(tmp_path):
     assert "Private question" not in page and "may be shown" in page
 
 
-# ---- secrets
 def test_secrets_are_masked_in_card_and_pages(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_verysecret")
     run = make_run(tmp_path / "a", observation="the token is hf_verysecret")

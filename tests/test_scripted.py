@@ -2,8 +2,6 @@
 rate.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import pairwise
 
@@ -25,21 +23,11 @@ ROOMY = Limits(max_turns=20, max_turn_tokens=400, max_tokens=8_000)
 def roll(corpus, tokenizer):
     """Roll out the scripted policy with some flaws."""
 
-    def run(tasks, group_size=1, seed=0, limits=ROOMY, tokenizer=tokenizer, **flaws):
-        options = {"group_size": group_size, "seed": seed, "limits": limits}
-        return rollout(
-            list(tasks),
-            ScriptedPolicy(tokenizer, Flaws(**flaws)),
-            environment=partial(CorpusEnvironment, corpus),
-            **options,
-        )
+    def run(tasks, group_size=1, seed=0, tokenizer=tokenizer, **flaws):
+        policy, make = ScriptedPolicy(tokenizer, Flaws(**flaws)), partial(CorpusEnvironment, corpus)
+        return rollout(list(tasks), policy, environment=make, group_size=group_size, seed=seed, limits=ROOMY)
 
     return run
-
-
-@pytest.fixture(scope="session")
-def flawless(roll, suite):
-    return roll(suite)
 
 
 def calls(trajectory):
@@ -49,28 +37,17 @@ def calls(trajectory):
 def without(trajectory):
     """What the same seed must give again: everything but seconds."""
     results = [(r.name, r.arguments, r.observation, r.ok) for r in calls(trajectory)]
-    return (
-        trajectory.prompt_ids,
-        trajectory.completion_ids,
-        trajectory.action_mask,
-        trajectory.answer,
-        results,
-    )
+    ids = trajectory.prompt_ids, trajectory.completion_ids
+    return *ids, trajectory.action_mask, trajectory.answer, results
 
 
-# ---- no flaws
-def test_without_flaws_everything_is_solved(flawless, suite, corpus):
-    for task, trajectory in zip(suite, flawless, strict=True):
-        assert (trajectory.task_id, trajectory.success, trajectory.stop_reason) == (
-            task.id,
-            1.0,
-            StopReason.ANSWER,
-        )
+def test_without_flaws_everything_is_solved(roll, suite, corpus):
+    tasks = list(suite)[::2]
+    for task, t in zip(tasks, roll(tasks), strict=True):
+        assert (t.task_id, t.success, t.stop_reason) == (task.id, 1.0, StopReason.ANSWER)
         expected = calls(solve(task, CorpusEnvironment(corpus)))
-        assert [(r.name, r.arguments, r.observation) for r in calls(trajectory)] == [
-            (r.name, r.arguments, r.observation) for r in expected
-        ]
-        assert all(r.ok for r in calls(trajectory)) and len(trajectory.turns) == len(expected) + 1
+        made = [(r.name, r.arguments, r.observation, r.ok) for r in calls(t)]
+        assert made == [(r.name, r.arguments, r.observation, True) for r in expected]
 
 
 def test_a_call_that_fails_for_the_moment_is_repeated(suite, corpus, tokenizer):
@@ -86,7 +63,6 @@ def test_a_call_that_fails_for_the_moment_is_repeated(suite, corpus, tokenizer):
         assert [r.ok for r in calls(one)] == [r.ok for r in calls(other)]
 
 
-# ---- seeds
 def test_same_seed_same_trajectories(roll, suite):
     flaws = dict(skip_lookup=0.3, wrong_operation=0.3, in_head=0.3, give_up=0.2, malformed=0.3)
     tasks = list(suite)[:40]
@@ -94,14 +70,9 @@ def test_same_seed_same_trajectories(roll, suite):
     assert [without(t) for t in first] == [without(t) for t in again]
     assert [without(t) for t in first] != [without(t) for t in other]
     backwards = {(t.task_id, t.sample): t for t in roll(tasks[::-1], group_size=2, seed=1, **flaws)}
-    assert all(
-        without(backwards[t.task_id, t.sample]) == without(t) for t in first
-    )  # whatever else is in the batch
-    samples = [tuple(without(t)[1] for t in first[i : i + 2]) for i in range(0, len(first), 2)]
-    assert any(a != b for a, b in samples), "the samples of a group are all alike"
+    assert all(without(backwards[t.task_id, t.sample]) == without(t) for t in first), "in any order"
 
 
-# ---- each flaw alone
 def searches(task):
     return sum(step["tool"] == "search" for step in task.meta["plan"])
 
@@ -119,19 +90,12 @@ def test_malformed_calls_occur_at_their_rate_and_cost_nothing_else(roll, suite):
     assert len(kinds) == 2 and any("no tool" in k for k in kinds) and any("malformed" in k for k in kinds)
 
 
-@pytest.mark.parametrize(
-    ("flaw", "had", "occasion"),
-    [
-        ("give_up", lambda t, right: t.answer == "I could not find this.", lambda t: searches(t) == 2),
-        (
-            "skip_lookup",
-            lambda t, right: sum(r.name == "search" for r in calls(t)) == 1,
-            lambda t: searches(t) == 2,
-        ),
-        ("in_head", lambda t, right: all(r.name != "calculator" for r in calls(t)), calculates),
-        ("wrong_operation", lambda t, right: calls(t)[-1].arguments != right, calculates),
-    ],
-)
+@pytest.mark.parametrize(("flaw", "had", "occasion"), [
+    ("give_up", lambda t, right: t.answer == "I could not find this.", lambda t: searches(t) == 2),
+    ("skip_lookup", lambda t, right: sum(r.name == "search" for r in calls(t)) == 1, lambda t: searches(t) == 2),
+    ("in_head", lambda t, right: all(r.name != "calculator" for r in calls(t)), calculates),
+    ("wrong_operation", lambda t, right: calls(t)[-1].arguments != right, calculates),
+])  # fmt: skip
 def test_a_flaw_occurs_at_its_rate_and_costs_the_answer(roll, suite, flaw, had, occasion):
     tasks = [task for task in suite if occasion(task)]
     right = {t.task_id: calls(t)[-1].arguments for t in roll(tasks)}
@@ -191,10 +155,7 @@ def test_calls_of_typed_tools_are_written_by_their_schemas(tokenizer, name, malf
         assert (len(calls(t)) > len(right)) is bool(malformed)
 
 
-# ---- a stand-in
-def test_a_stand_in_solves_at_its_skill_whatever_the_lab_and_each_sample_by_its_own_seed(
-    suite, corpus, tokenizer
-):
+def test_a_stand_in_solves_at_its_skill_and_each_sample_by_its_own_seed(suite, corpus, tokenizer):
     tasks, make = list(suite)[:100], partial(CorpusEnvironment, corpus)
 
     def found(skill, tasks, seed=0):
@@ -212,7 +173,6 @@ def test_a_stand_in_solves_at_its_skill_whatever_the_lab_and_each_sample_by_its_
     assert {t.success for t in found(0.0, tasks[:20])} == {0.0}
 
 
-# ---- a user's tools
 class Shop:
     """Buying changes its state, so a call too many or a wrong one shows."""
 
@@ -239,10 +199,7 @@ class Shop:
 
 
 CART = "3 in the cart: [('tea', 1), ('jam', 2)]"
-BUY = [
-    {"tool": "buy", "arguments": {"item": "tea", "count": 1}},
-    {"tool": "buy", "arguments": {"item": "jam", "count": 2}},
-]
+BUY = [{"tool": "buy", "arguments": {"item": "tea", "count": 1}}, {"tool": "buy", "arguments": {"item": "jam", "count": 2}}]  # fmt: skip
 EVERY = {name: 1.0 for name in ("skip_lookup", "wrong_operation", "in_head", "give_up")}
 
 
@@ -280,15 +237,10 @@ def test_a_step_may_carry_its_own_wrong_variants(shop):
     assert right.answer == "I see 1 in the cart: [('tea', 1)]", "no tool said 1 tea"
 
 
-@pytest.mark.parametrize(
-    "plan",
-    [
-        None, "buy", ["buy"], [{}], [{"tool": None, "arguments": {}}], [{"tool": "buy", "arguments": "tea"}],
-        [BUY[0] | {"wrong": 5}], [{"tool": "buy", "arguments": {"item": {1, 2}}}],
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("plan", [
+    None, "buy", ["buy"], [{}], [{"tool": None, "arguments": {}}], [{"tool": "buy", "arguments": "tea"}],
+    [BUY[0] | {"wrong": 5}], [{"tool": "buy", "arguments": {"item": {1, 2}}}],
+])  # fmt: skip
 def test_a_malformed_plan_is_one_sentence(shop, plan):
-    with pytest.raises(
-        PlanError, match=r"^'Buy tea and jam.'(: step \d of the plan cannot be played| has no plan)"
-    ):
+    with pytest.raises(PlanError, match=r"^'Buy tea and jam.'(: step \d of the plan cannot be| has no plan)"):
         shop(plan, n=1, wrong_operation=1.0)

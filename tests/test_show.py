@@ -52,9 +52,8 @@ def test_ipython_shows_it_as_html():
 
 
 def test_turns_can_be_watched_as_they_end_and_a_policy_needs_no_run():
-    lab = agentkit.Lab.open(
-        {"n_tasks": 40, "families": "A", "max_turns": 4, "max_turn_tokens": 64, "max_tokens": 300}
-    )
+    keys = {"n_tasks": 40, "families": "A", "max_turns": 4, "max_turn_tokens": 64, "max_tokens": 300}
+    lab = agentkit.Lab.open(keys)
     task, seen = lab.suite().split("test")[0], []
     with lab.policy() as policy:
         (made,) = lab.rollout([task], policy, on_turn=seen.append)

@@ -1,7 +1,5 @@
 """Verifiers that judge an environment's state at the end: recorded, stored, audited by changed calls."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
@@ -11,7 +9,7 @@ from dataclasses import replace
 import pyarrow.parquet as pq
 import pytest
 
-from agentkit import Lab, Score, StopReason, rollout, verify
+from agentkit import Lab, StopReason, rollout, verify
 from agentkit.evaluation.failures import failure_class
 from agentkit.policies.loading import load_tokenizer
 from agentkit.policies.scripted import ScriptedPolicy
@@ -42,7 +40,6 @@ def expert():
     return ScriptedPolicy(load_tokenizer("nano"))
 
 
-# ---- the audit
 PLANS = {}  # by question, for the verifier that reads them
 
 
@@ -71,10 +68,6 @@ def in_order(answer, gold, *, state):
     return float(bookings(state) == gold.split(", "))
 
 
-def sorted_bookings(answer, gold, *, state):
-    return Score(float(sorted(bookings(state)) == gold.split(", ")), "compared")
-
-
 def counted(answer, gold, *, state=None, trajectory=None):
     return float(Counter(bookings(state)) == Counter(gold.split(", ")))
 
@@ -84,22 +77,16 @@ async def waited_for(answer, gold, *, state):
     return float(set(bookings(state)) == set(gold.split(", ")) and len(bookings(state)) == gold.count("x"))
 
 
-@pytest.mark.parametrize(
-    ("verifier", "refused_by"),
-    [
-        (everything, {"no calls", "call dropped", "call repeated", "another argument", "calls alone"}),
-        (all_but_the_last, {"call dropped", "another argument", "no calls", "calls alone"}),
-        (with_an_answer, {"no answer", "state alone"}),
-        (the_plan, {"state alone", "calls alone", "call dropped", "another argument"}),
-        (in_order, {"another order"}),
-        (sorted_bookings, set()),
-        (counted, set()),
-        (waited_for, set()),
-    ],
-)
-def test_the_audit_tells_right_verifiers_of_a_state_from_wrong_ones(
-    lab, tasks, monkeypatch, verifier, refused_by
-):
+@pytest.mark.parametrize(("verifier", "refused_by"), [
+    (everything, {"no calls", "call dropped", "call repeated", "another argument", "calls alone"}),
+    (all_but_the_last, {"call dropped", "another argument", "no calls", "calls alone"}),
+    (with_an_answer, {"no answer", "state alone"}),
+    (the_plan, {"state alone", "calls alone", "call dropped", "another argument"}),
+    (in_order, {"another order"}),
+    (counted, set()),
+    (waited_for, set()),
+])  # fmt: skip
+def test_the_audit_tells_right_verifiers_of_a_state(lab, tasks, monkeypatch, verifier, refused_by):
     """A lookup that is dropped or repeated changes no state, and counts against none of them."""
     monkeypatch.setitem(KINDS, "booked", verifier)
     planned = [task for task in tasks if _asks_in_order(task)]
@@ -134,7 +121,6 @@ def test_what_makes_an_audit_impossible_is_said(lab, tasks, monkeypatch):
     assert why(desk, without_plan)[0] == "no calls"  # all that can be tried
 
 
-# ---- a rollout
 def test_a_state_is_recorded_stored_judged_rewarded_and_shown(lab, tasks, expert, tmp_path):
     assert "state" not in tools_of(lab.environments["booking"]())
     (done,) = lab.rollout(tasks[:1], expert)
@@ -171,16 +157,13 @@ async def _later(self):
     return {"nan": float("nan"), 1: (1, 2)}
 
 
-@pytest.mark.parametrize(
-    ("state", "says"),
-    [
-        (_later, None),
-        (lambda self: {1, 2}, "set is not JSON serializable"),
-        (lambda self: "x" * 100_001, "100003 characters of JSON, and the limit is 100000"),
-        (lambda self: time.sleep(3), "no answer within 0.2 s"),
-        (lambda self: 1 / 0, "ZeroDivisionError"),
-    ],
-)
+@pytest.mark.parametrize(("state", "says"), [
+    (_later, None),
+    (lambda self: {1, 2}, "set is not JSON serializable"),
+    (lambda self: "x" * 100_001, "100003 characters of JSON, and the limit is 100000"),
+    (lambda self: time.sleep(3), "no answer within 0.2 s"),
+    (lambda self: 1 / 0, "ZeroDivisionError"),
+])  # fmt: skip
 def test_a_state_is_bounded_as_a_call_is(lab, tasks, expert, state, says):
     desk = type("Desk", (lab.environments["booking"],), {"state": state})
     options = {"environment": desk, "limits": Limits(tool_timeout_s=0.2)}

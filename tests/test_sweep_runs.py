@@ -32,9 +32,8 @@ def write(folder: Path, **changes) -> Path:
     """A sweep file of the small agent; what is None is left out."""
     file = {"recipe": "params/nano-ablation.yaml", "question": "Why?", "seeds": [1, 2], "arms": ARMS}
     path = folder / "sweep.yaml"
-    path.write_text(
-        yaml.safe_dump({k: v for k, v in (file | changes).items() if v is not None}, sort_keys=False)
-    )
+    kept = {key: value for key, value in (file | changes).items() if value is not None}
+    path.write_text(yaml.safe_dump(kept, sort_keys=False))
     return path
 
 
@@ -50,25 +49,22 @@ def test_the_sweep_that_drafts_suites_can_be_run():
     check(read_design(ROOT / "params" / "sweeps" / "tcr.yaml"))
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"arms": {"default": {}, "free": {"betta": 0.0}}}, "arm 'free': unknown recipe key 'betta': did you mean"),
-        ({"recipe": "params/nowhere.yaml"}, "no file 'params/nowhere.yaml'"),
-        ({"arms": {"default": {}, "same": {"beta": 0.02}}}, "'default' and 'same' are equal"),
-        ({"arms": {"default": {}, "one": {"lab": "mine.py"}, "two": {"lab": "copy.py"}}}, "'one' and 'two' are equal"),
-        ({"arms": {"default": {}}}, "at least two arms"),
-        ({"against": "full"}, "no arm 'full' to compare with; there are default, free"),
-        ({"seeds": [1, 1]}, "list different whole numbers"),
-        ({"arms": {"default": {}, "tables": {"beta": 0.1}}}, "a folder of the sweep has this name"),
-        ({"arms": {"default": {}, "b": {"seed": 3}}}, "may not set seed"),
-        ({"arms": {"default": {}, "../b": {"beta": 0.1}}}, "arm name '../b' is refused"),
-        ({"arms": {"default": {}, "b": {"policy": "rft"}}}, "measure no policy 'rft', only sft, grpo"),
-        ({"arms": {"default": {}, "b": {"reward": "none"}}}, "arm 'b': reward none starts from nothing"),
-        ({"arms": {"default": {}, "b": {"lab": "typo.py"}}}, "line 2: SyntaxError"),
-        ({"recipe": "few.yaml", "arms": {"default": {}, "b": {"n_tasks": 24}}}, "'b' is tested on other tasks than 'default'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("changes", "said"), [
+    ({"arms": {"default": {}, "free": {"betta": 0.0}}}, "arm 'free': unknown recipe key 'betta': did you mean"),
+    ({"recipe": "params/nowhere.yaml"}, "no file 'params/nowhere.yaml'"),
+    ({"arms": {"default": {}, "same": {"beta": 0.02}}}, "'default' and 'same' are equal"),
+    ({"arms": {"default": {}, "one": {"lab": "mine.py"}, "two": {"lab": "copy.py"}}}, "'one' and 'two' are equal"),
+    ({"arms": {"default": {}}}, "at least two arms"),
+    ({"against": "full"}, "no arm 'full' to compare with; there are default, free"),
+    ({"seeds": [1, 1]}, "list different whole numbers"),
+    ({"arms": {"default": {}, "tables": {"beta": 0.1}}}, "a folder of the sweep has this name"),
+    ({"arms": {"default": {}, "b": {"seed": 3}}}, "may not set seed"),
+    ({"arms": {"default": {}, "../b": {"beta": 0.1}}}, "arm name '../b' is refused"),
+    ({"arms": {"default": {}, "b": {"policy": "rft"}}}, "measure no policy 'rft', only sft, grpo"),
+    ({"arms": {"default": {}, "b": {"reward": "none"}}}, "arm 'b': reward none starts from nothing"),
+    ({"arms": {"default": {}, "b": {"lab": "typo.py"}}}, "line 2: SyntaxError"),
+    ({"recipe": "few.yaml", "arms": {"default": {}, "b": {"n_tasks": 24}}}, "'b' is tested on other tasks than 'default'"),
+])  # fmt: skip
 def test_a_worthless_sweep_is_refused_in_a_sentence_and_nothing_runs(tmp_path, capsys, changes, said):
     recipe = read_recipe(ROOT / "params" / "nano-ablation.yaml")
     (tmp_path / "few.yaml").write_text(yaml.safe_dump(recipe | {"families": "A", "n_tasks": 20}))
@@ -82,15 +78,13 @@ def test_a_worthless_sweep_is_refused_in_a_sentence_and_nothing_runs(tmp_path, c
 
 def test_a_grid_names_its_arms_and_finds_the_unchanged_one(tmp_path):
     design = read_design(write(tmp_path, arms=None, grid={"beta": [0.0, 0.02], "group_size": [8, 16]}))
-    assert list(design.arms) == [
-        "beta-0.0_group_size-8", "beta-0.0_group_size-16", "beta-0.02_group_size-8", "beta-0.02_group_size-16",
-    ]  # fmt: skip
+    assert list(design.arms) == [f"beta-{b}_group_size-{size}" for b in (0.0, 0.02) for size in (8, 16)]
     assert design.against == "beta-0.02_group_size-8"
 
 
 # ---- cells and what they have in common
 def test_one_seed_of_every_arm_comes_first_and_common_stages_are_made_once(tmp_path):
-    arms = ARMS | {"hot": {"temperature": 1.0}, "sft": {"policy": "sft"}}
+    arms = ARMS | {"hot": {"temperature": 1.0}, "sft": {"policy": "sft"}, "paid": {"reward": "toolrl"}}
     cells = plan(read_design(write(tmp_path, arms=arms)), tmp_path)
     assert [name for name in cells if "shared" not in name] == [f"{a}/seed-{s}" for s in (1, 2) for a in arms]
     shared = [len(cell.keys) for name, cell in cells.items() if "shared" in name]
@@ -184,10 +178,8 @@ def test_a_folder_that_is_a_run_or_worked_on_is_refused(tmp_path):
         drive(tmp_path, Notebooks())
     shutil.rmtree(tmp_path / "out")
     (tmp_path / "out").mkdir()
-    with (
-        alone(tmp_path / "out" / ".lock", "running the sweep"),
-        pytest.raises(RunError, match=f"process {os.getpid()} is running the sweep in "),
-    ):
+    says = f"process {os.getpid()} is running the sweep in "
+    with alone(tmp_path / "out" / ".lock", "running the sweep"), pytest.raises(RunError, match=says):
         drive(tmp_path, Notebooks())
 
 
@@ -201,9 +193,8 @@ def test_a_dry_run_says_what_it_would_make_and_makes_nothing(tmp_path, capsys):
     before = dry_run(design, Sweep(folder))
     drive(tmp_path, Notebooks("free"))
     left = dry_run(design, Sweep(folder))
-    assert (
-        list(left["make"]) == ["free/seed-1", "free/seed-2"] and left["device_hours"] < before["device_hours"]
-    )
+    assert list(left["make"]) == ["free/seed-1", "free/seed-2"]
+    assert left["device_hours"] < before["device_hours"]
     assert "made once: nothing" in as_text(left)
 
 
@@ -259,12 +250,11 @@ def workers(folder: Path) -> list[psutil.Process]:
 
 def done(folder: Path) -> dict[str, str]:
     """When each notebook that is complete was begun, by folder and stage."""
-    stages = [
-        (path.parent, stage, entry)
-        for path in folder.rglob("run.json")
-        for stage, entry in read_json(path)["stages"].items()
-    ]
-    return {f"{f.relative_to(folder)} {s}": e["started"] for f, s, e in stages if e["status"] == "done"}
+    found = {}
+    for path in folder.rglob("run.json"):
+        stages = {stage: e for stage, e in read_json(path)["stages"].items() if e["status"] == "done"}
+        found |= {f"{path.parent.relative_to(folder)} {s}": e["started"] for s, e in stages.items()}
+    return found
 
 
 def timeless(value):
@@ -296,10 +286,8 @@ def test_a_sweep_that_is_killed_and_called_again_ends_as_an_undisturbed_one(tmp_
 
 @pytest.mark.slow
 def test_two_cells_at_once_have_a_gpu_each_and_end_with_their_driver(tmp_path):
-    folder, arms = (
-        tmp_path / "out",
-        {"default": {"policy": "sft"}, "hot": {"policy": "sft", "temperature": 1.0}},
-    )
+    folder = tmp_path / "out"
+    arms = {"default": {"policy": "sft"}, "hot": {"policy": "sft", "temperature": 1.0}}
     file = tiny(tmp_path, arms=arms, seeds=[1])
     words = ["--slots", "2"]
     driver = started(file, folder, *words, CUDA_VISIBLE_DEVICES="0,1")  # there is none
@@ -310,6 +298,5 @@ def test_two_cells_at_once_have_a_gpu_each_and_end_with_their_driver(tmp_path):
     finally:
         driver.send_signal(signal.SIGINT)
     assert driver.wait() == 130 and not workers(folder)
-    assert started(file, folder, *words, CUDA_VISIBLE_DEVICES="").wait() == 0, (
-        tmp_path / "out.log"
-    ).read_text()
+    again = started(file, folder, *words, CUDA_VISIBLE_DEVICES="")
+    assert again.wait() == 0, (tmp_path / "out.log").read_text()

@@ -1,21 +1,24 @@
-"""What the views are given, before any browser: payloads, X-ray data, notes, and pages that hold data safely."""
+"""What the views are given, before any browser: payloads, X-ray data, notes, states, and pages that hold data safely."""
 
 import base64
 import gzip
 import html
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
 from hostile.widget_texts import TEXTS
-from widget_cases import TASKS, call, group, read_notes, trajectory, widget
+from widget_cases import TASKS, call, group, read_notes, traced, trajectory, widget
 
 import agentkit.views.widgets
-from agentkit.records import Task, Turn
+from agentkit.records import Image, Picture, Table, Task, Turn
 from agentkit.rollouts.tokens import faults, xray
 from agentkit.runs import Run
-from agentkit.views.widgets import compare_trajectories, group_view, mask_xray
+from agentkit.tools.runtime import tools_of
+from agentkit.views.widgets import compare_trajectories, gallery, group_view, mask_xray
+from agentkit.views.widgets.states import States, as_json
 
 FOLDER = Path(agentkit.views.widgets.__file__).parent
 
@@ -25,21 +28,13 @@ def views():
     return [widget(), group_view(group(), TASKS), mask_xray(trajectory("t0", 1.0))]
 
 
-# ---- trajectories side by side
-def test_compare_payload(monkeypatch):
+def test_what_is_kept_of_many_samples_and_what_marks_a_task(monkeypatch):
     monkeypatch.setattr("agentkit.views.widgets.trajectories.SAMPLES", 2)
-    payload = widget().payload
-    assert payload["policies"] == ["sft", "grpo"]
-    assert [task["id"] for task in payload["tasks"]] == ["t0", "t1", "t2"]
-    assert [task["solved"] for task in payload["tasks"]] == [[False, True], [True, False], [False, False]]
-    sft, grpo = payload["tasks"][0]["columns"]
+    tasks = widget().payload["tasks"]
+    sft, _ = tasks[0]["columns"]
     assert (sft["right"], sft["scored"], sft["count"], len(sft["samples"])) == (1, 3, 3, 2)
-    scored = payload["tasks"][1]["columns"][0]["samples"][0]
-    assert scored["components"] == [["correct", 1.0], ["format", None]]
-    assert [task["marks"] for task in payload["tasks"]] == [[], [], ["no answer", "failed call"]]
-    assert [turn["actions"] for turn in grpo["samples"][0]["turns"]] == [
-        ['search {"query": "peru"}'], ['search {"query": "peru people"}'], ["answer: 33"],
-    ]  # fmt: skip
+    assert [task["solved"] for task in tasks] == [[False, True], [True, False], [False, False]]
+    assert [task["marks"] for task in tasks] == [[], [], ["no answer", "failed call"]]
 
 
 def test_odd_values():
@@ -53,27 +48,13 @@ def test_odd_values():
     assert task["marks"] == ["not scored", "no answer"]
 
 
-# ---- groups
-def test_group_payload():
+def test_steps_are_groups_of_their_own():
     other = trajectory("t0", 1.0, step=5, policy="grpo", reward=1.0)
     first, second = group_view([*group(), other], TASKS).payload["groups"]
     assert (first["id"], first["step"], first["mean"]) == ("t0", 4, 0.3)
     assert first["std"] == pytest.approx(0.39**0.5)
-    assert [(r["sample"], r["calls"], r["failed"], r["reward"]) for r in first["rollouts"]] == [
-        (0, 0, 0, 0.1), (1, 2, 1, -0.2), (2, 2, 0, 1.0), (3, 0, 0, None),
-    ]  # fmt: skip
-    assert (second["step"], second["mean"], second["std"]) == (5, 1.0, None), "another step"
+    assert (second["step"], second["mean"], second["std"]) == (5, 1.0, None)
     assert "prompt" not in group_view(group()).payload["groups"][0]
-
-
-# ---- X-ray
-def traced(**changes):
-    """Two prompt tokens, a turn of two, an observation of one, a turn of two."""
-    fields = {
-        "prompt_ids": (8, 9), "completion_ids": (1, 2, 3, 4, 5), "action_mask": (1, 1, 0, 1, 1),
-        "old_logprobs": (-0.1, -0.2, 0.0, -0.3, -0.4), "turns": (Turn("ab", (0, 2)), Turn("de", (3, 5))), "advantage": 0.5,
-    }  # fmt: skip
-    return trajectory("t0", 1.0, **(fields | changes))
 
 
 def test_xray_of_literals():
@@ -89,13 +70,10 @@ def test_xray_of_literals():
     assert faults(traced()) == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"action_mask": (1, 1)}, "action_mask has 2 values for 5 completion tokens"),
-        ({"turns": (Turn("", (3, 9)),)}, r"turn 0 spans \[3, 9\) of 5"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"action_mask": (1, 1)}, "action_mask has 2 values for 5 completion tokens"),
+    ({"turns": (Turn("", (3, 9)),)}, r"turn 0 spans \[3, 9\) of 5"),
+])  # fmt: skip
 def test_xray_refuses_what_does_not_line_up(changes, message):
     with pytest.raises(ValueError, match=message):
         mask_xray(traced(**changes))
@@ -107,7 +85,6 @@ def test_a_trained_observation_is_a_fault():
     assert fault.startswith("the action mask is wrong at 1 of 7 tokens")
 
 
-# ---- notes
 def note(task_id, text, second=0):
     return {"task_id": task_id, "text": text, "at": f"2026-01-01T00:00:{second:02d}.000Z"}
 
@@ -160,7 +137,6 @@ def test_a_note_that_cannot_be_saved_says_so(run):
     unsaved.close(), live.close()
 
 
-# ---- pages
 def test_pages_are_self_contained_and_live_views_get_the_same_bytes():
     for view in views():
         live = view.live()
@@ -196,3 +172,83 @@ def test_any_text_travels_and_cannot_end_the_element_that_holds_it(name):
         assert blocks == [gzip.decompress(b) for b in view.data] and sum(map(len, view.data)) < 100_000
         assert view.page.count("</script>") == 2, "the data's and the module's"
         view.page.encode("utf-8")
+
+
+# ---- the states that environments show after each turn
+TWO_TURNS = trajectory("t0", 1.0, turns=(call("peru"), Turn("33", (0, 1))))
+
+
+def environment(state):
+    """An environment whose render gives ``state(task, trajectory, turn)``; look_up is its only tool."""
+
+    class Environment:
+        def reset(self, **row):
+            raise AssertionError("looking resets nothing")
+
+        def look_up(self, query: str) -> str:
+            raise AssertionError("looking calls no tool")
+
+        @classmethod
+        def render(cls, task, trajectory, turn):
+            return state(task, trajectory, turn)
+
+    return {"A": Environment}
+
+
+def states(state, shown=TWO_TURNS):
+    return States(environment(state)).after_turns(TASKS[0], shown)
+
+
+def test_states_are_computed_from_the_records_turn_by_turn():
+    found = states(lambda task, t, turn: f"{task.id}: {len(t.turns[: turn + 1])} of {len(t.turns)}")
+    assert found == [{"text": "t0: 1 of 2"}, {"text": "t0: 2 of 2"}]
+    assert list(tools_of(environment(print)["A"]())) == ["look_up"], "a class method is no tool"
+    assert states(lambda *_: None) == [None, None] == states(lambda *_: "")
+    assert States({}).after_turns(TASKS[0], TWO_TURNS) == [] == States().after_turns(None, TWO_TURNS)
+
+
+def test_pictures_are_drawn_cell_by_cell():
+    ((title, kind, data, width),) = as_json(Picture({"drawn": [[0, 1, 2], [3, 4, 9]]}))["images"]
+    drawn = base64.b64decode(data).decode()
+    assert (title, kind, width) == ("drawn", "svg+xml", 42) and 'viewBox="0 0 3 2"' in drawn
+    colours = [part[:6] for part in drawn.split('fill="#')[1:]]
+    assert colours == ["000000", "0074d9", "ff4136", "2ecc40", "ffdc00", "870c25"]
+    page = gallery({"<b>": [[1]]})
+    assert "<b>" not in page and "&lt;b&gt;" in page and page.count("<svg ") == 1
+
+
+HOSTILE = {
+    "no state": 3,
+    "a cell that cannot be shown": Table(("a",), ((type("Bad", (), {"__str__": lambda self: 1})(),),)),
+    "an empty row": Picture({"drawn": [[]]}),
+    "rows of different lengths": Picture({"drawn": [[1], [1, 2]]}),
+    "a million cells in a row": Picture({"drawn": [[1] * 1_000_000]}),
+    "a colour of many digits": Picture({"drawn": [[10**4_000]]}),
+    "a colour that is markup": Picture({"drawn": [["<script>"]]}),
+    "an image of no known kind": Image("x", b"<script>", "html"),
+    "no table": Table(None, None),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_state_that_cannot_be_shown_is_a_sentence(name):
+    for state in states(lambda *_: HOSTILE[name]):
+        assert state["text"].startswith("This state cannot be shown: ") and len(state["text"]) < 400
+
+
+def test_views_carry_the_states():
+    known = environment(lambda *_: Picture({"drawn": [[1, 2]]}))
+    (picture,) = as_json(Picture({"drawn": [[1, 2]]}))["images"]
+    shown = compare_trajectories(TASKS, {"sft": [TWO_TURNS]}, environments=known).payload["tasks"][0]
+    assert [t["state"] for t in shown["columns"][0]["samples"][0]["turns"]] == [{"images": [picture]}] * 2
+    rollouts = group_view(group(), TASKS, environments=known).payload["groups"][0]["rollouts"]
+    assert all(turn["state"]["images"] for rollout in rollouts for turn in rollout["turns"])
+    plain = compare_trajectories(TASKS, {"sft": [TWO_TURNS]}).payload["tasks"][0]["columns"][0]
+    assert all("state" not in turn for turn in plain["samples"][0]["turns"])
+
+
+def test_a_render_that_does_not_end_holds_nothing_up(monkeypatch):
+    monkeypatch.setattr("agentkit.views.widgets.states.LIMIT_S", 0.2)
+    held = States(environment(lambda *_: time.sleep(30)))
+    shown = [held.after_turns(TASKS[0], TWO_TURNS) for _ in range(2)]
+    assert "took more than" in shown[0][0]["text"] and shown[1] == []

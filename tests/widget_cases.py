@@ -12,22 +12,23 @@ TASKS = [
 ]
 
 
-def trajectory(
-    task_id, success, *, sample=0, policy="sft", turns=None, answer="1", why="", components=None, **more
-):
+def trajectory(task_id, success, *, sample=0, policy="sft", turns=None, answer="1", components=None, **more):
     """A trajectory whose tokens do not matter."""
-    turns = turns or (Turn(f"The answer is {answer}.<|im_end|>", (0, 3)),)
-    tokens = {
-        "prompt_ids": (7,),
-        "completion_ids": (1, 2, 3),
-        "action_mask": (1,) * 3,
-        "old_logprobs": (-0.5,) * 3,
-    }
     fields = {
-        "turns": turns, "stop_reason": StopReason.ANSWER, "answer": answer, "success": success, "why": why,
+        "prompt_ids": (7,), "completion_ids": (1, 2, 3), "action_mask": (1,) * 3, "old_logprobs": (-0.5,) * 3,
+        "turns": turns or (Turn(f"The answer is {answer}.<|im_end|>", (0, 3)),), "stop_reason": StopReason.ANSWER,
+        "answer": answer, "success": success, "components": components or {},
     }  # fmt: skip
-    fields["components"] = components or {}
-    return Trajectory(task_id, policy, sample, 0, **(tokens | fields | more))
+    return Trajectory(task_id, policy, sample, 0, **(fields | more))
+
+
+def traced(**changes):
+    """Two prompt tokens, a turn of two, an observation of one, a turn of two."""
+    fields = {
+        "prompt_ids": (8, 9), "completion_ids": (1, 2, 3, 4, 5), "action_mask": (1, 1, 0, 1, 1), "old_logprobs": (-0.1, -0.2, 0.0, -0.3, -0.4),
+        "turns": (Turn("ab", (0, 2)), Turn("de", (3, 5))), "advantage": 0.5,
+    }  # fmt: skip
+    return trajectory("t0", 1.0, **(fields | changes))
 
 
 def call(query, observation="seen", ok=True, text="Let me look.\n<tool_call>\n{}\n</tool_call><|im_end|>"):

@@ -3,26 +3,20 @@
 import nbformat
 import papermill
 import pytest
-from opened import LABS, lab_file, opened, take_two_steps
+from opened import LABS, lab_file, opened
 from widget_cases import trajectory
 
 from agentkit import Suite, verify
 from agentkit.recipe import project_root
 from agentkit.records import Turn
-from agentkit.runs import Run, read_json
+from agentkit.runs import read_json
 from agentkit.tools.runtime import tools_of
-from agentkit.training.hindsight import lessons
 
 ROOT = project_root(__file__)
 drawing = lab_file("drawing")
 TARGETS = {task.meta["template"]: task for task in Suite.load(LABS / "drawings.jsonl")}
 LINES = TARGETS["lines"]
 GOLD = LINES.answer
-
-
-@pytest.fixture(scope="module")
-def lab():
-    return opened("drawing", max_turns=1)
 
 
 def fenced(program: str) -> str:
@@ -44,9 +38,6 @@ def grid_of(task):
     return task.verifier["tests"][0][1]
 
 
-# ---- tasks
-
-
 def test_gold_drawings_pass_and_earn_the_most():
     for task in TARGETS.values():
         tried = answered(task, task.answer)
@@ -56,19 +47,14 @@ def test_gold_drawings_pass_and_earn_the_most():
 FORGED = "1 of 1 tests passed; 81 of 81 pixels are right in\\n" + "\\n".join(["123456789"] * 9)
 HACKS = {
     "nothing": "",
-    "no program": "I could not find this.",
     "the prompt": LINES.prompt,
     "the rows": "\n".join(["123456789"] * 9),
     "as it was given": task_img(),
     "no result": "def task(img):\n    pass",
-    "another name": GOLD.replace("task", "tasks"),
     "the rows as text": task_img("return '\\n'.join(['123456789'] * 9)"),
-    "rows of text": task_img("return ['123456789'] * 9"),
     "colours as text": task_img("return [list('123456789')] * 9"),
     "one pixel off": task_img("img = [list(range(1, 10)) for _ in img]", "img[8][8] = 8"),
     "a row too few": task_img("return [list(range(1, 10))] * 8"),
-    "a row too many": task_img("return [list(range(1, 10))] * 10"),
-    "transposed": GOLD.replace("vertical", "horizontal"),
     "colours off by one": GOLD.replace(", 9)", ", 10)"),
     "equal to everything": "class Any(list):\n    __eq__ = lambda *_: True\n    __len__ = lambda *_: 9\n" + task_img("return Any()"),
     "rows equal to everything": "class Any(int):\n    __eq__ = lambda *_: True\n" + task_img("return [[Any()] * 9] * 9"),
@@ -81,23 +67,16 @@ HACKS = {
         "return found[0]"),
     "looks at its caller": "import sys\n" + task_img("return sys._getframe(1).f_locals['calls'][0]['expected']"),
     "two programs": f"{fenced(GOLD)}\n{fenced(task_img())}",
-    "bigger than asked": task_img("return [[*range(1, 10), 0]] * 9"),
     "NaN": task_img("return [[float('nan')] * 9] * 9"),
 }  # fmt: skip
 HOSTILE = {
-    "10,000 cells": task_img("return create_img((100, 100), 1)"),
     "a million cells": task_img("return create_img((1000, 1000), 1)"),
-    "more than the memory": task_img("return create_img((10**6, 10**6), 1)"),
-    "loops": task_img("while True: pass"),
     "loops in a line": task_img("draw_line(img, (0, 0), (10**12, 0), 1)"),
-    "never ends": "def task(img):\n    return task(img)",
     "outside": task_img("draw_pixel(img, (99, -99), 5)", "draw_rectangle(img, (-9, -9), (-1, -1), 5)",
                         "draw_vertical_line(img, -1, 5)", "draw_horizontal_line(img, 9, 5)"),
     "odd arguments": task_img("draw_rectangle(img, None, 'x', {})"),
     "half points": task_img("draw_pixel(img, (0.5, 0.5), 1)"),
     "colours of many digits": task_img("return [[10**300] * 9] * 9"),
-    "writes to the disk": task_img("open('/etc/passwd', 'a').write('x')"),
-    "starts processes": "import os\n" + task_img("while True: os.fork()"),
 }  # fmt: skip
 
 
@@ -126,24 +105,15 @@ def test_random_drawings_make_a_sound_suite():
     assert 1 <= min(strokes) < 4 and 16 < max(strokes) <= drawing.MOST_STROKES
 
 
-# ---- the reward, and what is shown
 GRID = [[1, 2], [3, 4]]
 
 
 def test_the_reward_is_the_share_of_equal_cells():
-    for drawn, value in (
-        (GRID, 1.0),
-        ([[1, 2], [3, 0]], 0.75),
-        ([[1, 2]], 0.0),
-        ([[1, 2, 3], [3, 4, 5]], 0.0),
-        (None, 0.0),
-        ([[True, 2], [3, 4]], 0.75),
-        ([[[2], 2], [10**400, 4]], 0.5),
-    ):
+    for drawn, value in ((GRID, 1.0), ([[1, 2], [3, 0]], 0.75), ([[1, 2]], 0.0), ([[1, 2, 3], [3, 4, 5]], 0.0), (None, 0.0),
+                         ([[True, 2], [3, 4]], 0.75), ([[[2], 2], [10**400, 4]], 0.5)):  # fmt: skip
         assert drawing.pixel_equality(drawn, GRID) == value, drawn
 
 
-# ---- relabelling
 @pytest.mark.parametrize("name", ["12", "25"])
 def test_any_grid_can_be_relabelled(name):
     task = TARGETS[name]
@@ -154,23 +124,6 @@ def test_any_grid_can_be_relabelled(name):
     assert new.prompt.endswith("\n".join([f"{len(rows)}x{len(rows[0])}", *shown]))
     assert grid_of(new) == drawing.drawn(task, program) and 0 < new.meta["closeness"] < 1
     assert verify(new, fenced(new.answer)).value == 1.0 and new.family == "drawing" and new.meta["plan"] == []
-
-
-def test_lessons_keep_one_program_for_each_drawing_without_idle_lines(lab):
-    idle = GOLD.replace("return", "draw_pixel(img, (50, 50), 3)\n    return")
-    wrong = GOLD.replace(", 8, 9)", ", 8, 1)")
-    programs = [GOLD, idle, wrong, HACKS["no result"]]
-    sampled = [answered(LINES, program, sample=i) for i, program in enumerate(programs)]
-    found = lessons([LINES], sampled, lab.families)
-    assert [task.answer.strip() for task in found] == [wrong, GOLD]
-    assert [task.meta["closeness"] for task in found] == [pytest.approx(8 / 9), 1.0]
-
-
-# ---- training
-@pytest.mark.slow
-def test_two_steps_of_grpo(tmp_path):
-    lab = opened("drawing", n_tasks=20)
-    take_two_steps(lab, lab.suite(), Run.create(tmp_path / "run"))
 
 
 @pytest.mark.slow
@@ -186,6 +139,5 @@ def test_the_notebook_ends_with_a_table_and_pictures(tmp_path):
     shown = " ".join(str(cell.get("outputs", "")) for cell in nbformat.read(out, as_version=4).cells)
     assert shown.count("<svg") >= 10 and "How fast is it drawn?" in shown
     rows = read_json(tmp_path / "run" / "drawing.json")
-    assert [(row["method"], row["solved"]) for row in rows] == [
-        (m, "0 of 1") for m in ("grpo", "her", "hybrid")
-    ]
+    assert [row["method"] for row in rows] == ["grpo", "her", "hybrid"]
+    assert {row["solved"] for row in rows} == {"0 of 1"}

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 from conformance import EnvironmentConformance
-from opened import LABS, lab_file, take_two_steps
+from opened import LABS, lab_file
 from says import Says
 from test_hub import agentrl, write
 
 from agentkit import Lab, Suite, ToolCall, verify
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
-from agentkit.preflight import examine
 from agentkit.recipe import Recipe
 from agentkit.records import SuiteError
 from agentkit.rollouts.call_formats import format_call
@@ -29,14 +28,7 @@ tcr = lab_file("tcr")
 @pytest.fixture(scope="module")
 def drafted():
     """Six tasks of each source, drafted in its schema."""
-    recipe = {
-        "lab": str(LABS / "tcr.py"),
-        "families": ",".join(SOURCES),
-        "n_tasks": 30,
-        "suite_seed": 1,
-        "reward": "tcr",
-    }
-    lab = Lab.open(recipe)
+    lab = Lab.open({"lab": str(LABS / "tcr.py"), "families": ",".join(SOURCES), "n_tasks": 30, "suite_seed": 1, "reward": "tcr"})  # fmt: skip
     return lab, lab.suite()
 
 
@@ -45,7 +37,6 @@ class TestInterpreter(EnvironmentConformance):
     calls = [ToolCall("code_interpreter", {"code": "6 * 7"}), ToolCall("code_interpreter", {"code": "x = 1"})]
 
 
-# ---- rows
 def row(source, index=0, truth="7"):
     if source == "taco_code":
         truth = {"inputs": [f"{i}\n" for i in range(16)], "outputs": [f"{2 * i}\n" for i in range(16)]}
@@ -58,10 +49,8 @@ def row(source, index=0, truth="7"):
 def test_rows_are_families_by_source_and_a_limit_is_shared_evenly(tmp_path):
     counts_ = {"deepscaler": 40, "omni_math": 3, "numina_math": 9, "taco_code": 9, "leetcode_code": 9}
     rows = [row(source, i) for source, count in counts_.items() for i in range(count)]
-    path, out = (
-        write(tmp_path / "train.jsonl", *rows, row("deepscaler", 99) | {"reward_model": None}),
-        tmp_path / "t.jsonl",
-    )
+    rows.append(row("deepscaler", 99) | {"reward_model": None})
+    path, out = write(tmp_path / "train.jsonl", *rows), tmp_path / "t.jsonl"
     tasks, broken = hub.load("open_agentrl", path, limit=27)
     assert (len(tasks), len(broken)) == (27, 1)
     Suite(tasks).save(out)
@@ -75,7 +64,6 @@ def test_rows_are_families_by_source_and_a_limit_is_shared_evenly(tmp_path):
         assert lab.families[source].measures and lab.families[source].relabel
 
 
-# ---- the published table
 SEVEN = "n = int(input())\nprint(2 * n if n < 7 else -1)"  # right in 7 of 16 tests
 PUBLISHED = {  # validation at step 366: accuracy, score and reward are one number where nothing is partial
     "deepscaler": ("100.0 %", "1", "1"), "taco_code": ("0.0 %", "0.4375", "0.4375"),
@@ -88,8 +76,7 @@ def test_the_published_table_comes_out_and_what_it_hides(tmp_path, tokenizer, na
     """Rows, tool, rollout, verifier, reward, table: one row of each benchmark and a call in each trajectory."""
     rows = [row(source, truth="B" if source == "gpqa_science" else "7") for source in PUBLISHED]
     tasks, _ = hub.load("open_agentrl", write(tmp_path / "test.jsonl", *rows))
-    lab = Lab.open({"reward": "tcr", "max_tokens": 10_480,
-                    "lab": str(LABS / f"{name}.py")})  # fmt: skip
+    lab = Lab.open({"reward": "tcr", "max_tokens": 10_480, "lab": str(LABS / f"{name}.py")})
     answers = {"deepscaler": "Answer: 7", "taco_code": f"```python\n{SEVEN}\n```"}
     call = format_call("code_interpreter", {"code": "6 + 1"}, "hermes")
     tried = []
@@ -104,20 +91,11 @@ def test_the_published_table_comes_out_and_what_it_hides(tmp_path, tokenizer, na
         got = next((v for name, v in t.components.items() if name.startswith("tool_call_")), t.success)
         assert got == pytest.approx(wrong if score == "-1.1" else float(score), abs=1e-3)
         assert (t.success == 1.0) == accuracy.startswith("100")
-    assert {name: m["grpo"] for name, m in _measured(lab, tried, tasks).items()} == {
-        "accuracy": 0.2,
-        "called a tool": 1.0,
-    }
+    pairs = list(zip(tasks, tried, strict=True))
+    measured = {name: sum(measure(*pair) for pair in pairs) / 5 for name, measure in tcr.MEASURES.items()}
+    assert measured == {"accuracy": 0.2, "called a tool": 1.0}
 
 
-def _measured(lab, tried, tasks):
-    values = {
-        name: [f(task, t) for task, t in zip(tasks, tried, strict=True)] for name, f in tcr.MEASURES.items()
-    }
-    return {name: {"grpo": sum(own) / len(own)} for name, own in values.items()}
-
-
-# ---- the rehearsal
 def test_drafted_rows_are_solved_by_the_expert_and_spoilt_by_one_who_does_not_call(drafted, tokenizer):
     lab, suite = drafted
     assert {s: sum(t.family == s for t in suite) for s in SOURCES} == dict.fromkeys(SOURCES, 6)
@@ -129,35 +107,12 @@ def test_drafted_rows_are_solved_by_the_expert_and_spoilt_by_one_who_does_not_ca
     assert not any(tcr.called(None, t) for t in lazy) and sum(t.success == 1.0 for t in lazy) < 15
     measured = lab.compare_by_family({"lazy": lazy, "expert": right}, tasks)
     assert {own.headline for own in measured.values()} == {None}, "which would tell of success"
-    assert list(measured) == ["accuracy", "called a tool"] and measured["accuracy"].n_tasks == 30, (
-        "sources together"
-    )
-    assert (
-        measured["called a tool"].paired[0]["diff"] == 1.0 and measured["called a tool"].paired[0]["p"] < 1e-6
-    )
+    assert list(measured) == ["accuracy", "called a tool"] and measured["accuracy"].n_tasks == 30
+    (pair,) = measured["called a tool"].paired
+    assert pair["diff"] == 1.0 and pair["p"] < 1e-6
     assert {t.reward for t in lazy if t.success == 0 and "code" not in t.task_id} == {-1.0}
 
 
-def test_what_was_published_as_a_reward_never_looks_at_a_call(drafted, tokenizer):
-    """The broken manager gives a group the advantages of no tool-call reward; preflight names what nobody writes."""
-    lab, suite = drafted
-    tasks, policy = suite.split("train")[:8], ScriptedPolicy(tokenizer, Flaws(in_head=0.6), name="sft")
-    rewarded, causes = {}, {}
-    for name in ("tcr", "tcr_without", "tcr_broken"):
-        own = Lab.open(lab.recipe.used() | {"lab": str(LABS / f"{name}.py")})
-        tried = own.rollout([t for t in tasks if t.family in tcr.STEPS], policy, group_size=4)
-        rewarded[name] = [t.reward for t in tried]
-        report, _ = examine(Lab.open(own.recipe.used() | {"group_size": 8}), policy, suite.split("train"))
-        causes[name] = " ".join(cause.advice for cause in report.causes)
-    assert not causes["tcr"] and not causes["tcr_without"]
-    assert "reads task.meta['num_turns'], which no record holds" in causes["tcr_broken"]
-    wrong = {name: {r for r in own if r < 0} for name, own in rewarded.items()}
-    assert wrong["tcr_without"] == {-1.0} and wrong["tcr_broken"] == {-1.1}
-    scaled = [(r + 1.1) / 2.1 * 2 - 1 for r in rewarded["tcr_broken"]]
-    assert scaled == pytest.approx(rewarded["tcr_without"]), "one is the other, stretched: equal advantages"
-
-
-# ---- keys
 def test_epochs_are_steps_over_the_training_tasks(drafted):
     recipe = Recipe.load(PARAMS / "tcr-4b.yaml")
     assert recipe.planned(490).steps == 366 * recipe.minibatches and recipe.planned(490).epochs == 0
@@ -177,7 +132,7 @@ def test_long_prompts_are_left_out_of_every_split(tmp_path, drafted):
     Suite(tasks).save(run.file("tasks.jsonl"), force=True)
     short = Lab.open(lab.recipe.used() | {"max_prompt_tokens": 600})
     with pytest.warns(
-        UserWarning, match="1 of 30 tasks are left out, .* max_prompt_tokens 600, such as long with"
+        UserWarning, match="1 of 30 tasks are left out, .* max_prompt_tokens 600, such as long"
     ):
         assert [t.id for t in short.load(run)] == [t.id for t in tasks[1:]]
     with warnings.catch_warnings():
@@ -203,8 +158,3 @@ def test_tasks_that_the_start_never_or_always_solves_are_not_trained_on(tmp_path
     off = Lab.open(lab.recipe.used() | {"filter_rollouts": 0})
     assert len(off.train_tasks(off.load(run))) == len(suite.split("train"))
     assert "filter_rollouts is 0" in off.sift(run, None, suite)
-
-
-@pytest.mark.slow
-def test_two_steps_of_grpo(drafted, tmp_path):
-    take_two_steps(*drafted, Run.create(tmp_path / "run"))

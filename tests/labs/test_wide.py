@@ -4,10 +4,9 @@ import collections
 import random
 
 import pytest
-from opened import lab_file, opened, take_two_steps
+from opened import lab_file, opened
 
 from agentkit import verify
-from agentkit.runs import Run
 from agentkit.tasks import PlanError, shipped_families, solve
 from agentkit.tasks.families import lookup
 from agentkit.tasks.families.facts import QUESTIONS
@@ -40,15 +39,8 @@ def test_wide_questions_are_solved_and_their_golds_checked(corpus, family, draft
 
 def test_a_false_premise_is_answered_by_saying_so(corpus):
     rng = random.Random(2)
-    task = next(
-        t for t in (wide.lookup_draft(corpus, rng) for _ in range(2000)) if t and t.answer == wide.FALSE
-    )
+    drafted = (wide.lookup_draft(corpus, rng) for _ in range(2000))
+    task = next(task for task in drafted if task and task.answer == wide.FALSE)
     for answer, value in (("false premise", 1.0), ("The premise is false.", 1.0), ("0", 0.0), ("I could not find this.", 0.0),
                           (next(iter(task.meta["answer_if"])), 0.0), (f"{wide.FALSE} or 3", 0.0)):  # fmt: skip
         assert verify(task, answer).value == value, answer
-
-
-@pytest.mark.slow
-def test_two_steps_of_grpo(tmp_path):
-    lab = opened("wide", families="A,B", n_tasks=40, reward="plan")
-    take_two_steps(lab, lab.suite(), Run.create(tmp_path / "run"))
