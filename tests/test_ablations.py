@@ -82,7 +82,7 @@ def test_fewer_than_three_seeds_give_intervals_and_no_verdict(tmp_path, seeds, s
     (test,) = ablation.paired
     assert test["verdict"] == said and test["p"] is test["p_holm"] is test["could_show"] is None
     assert test["ci95"][0] < test["diff"] < test["ci95"][1] and test["diff"] > 0.5
-    assert "no verdict, which needs 3 seeds of every arm: free (+" in ablation.answer()
+    assert "no verdict, as it needs 3 seeds of every arm: free (+" in ablation.answer()
     assert "better" not in ablation.answer() and ablation.table().loc["free", "p, Dunnett"] == "–"
     assert "a verdict needs 3 seeds" in plots.arm_success(ablation).layout.title.subtitle.text
 

@@ -23,11 +23,9 @@ from agentkit.runs.sweep import Sweep
 
 INTERVALS = (
     "Intervals are over seeds and tasks. That of a success is at 95 %. Those of the differences hold "
-    "together in 95 of 100 sweeps (Dunnett), so one that leaves out 0 is the verdict better or worse."
+    "together in 95 of 100 sweeps (Dunnett). One that leaves out 0 gives the verdict better or worse."
 )
-HOURS = (
-    "Hours: device time of the notebooks that made the measured policy, 02 and for GRPO 03, for a control 05."
-)
+HOURS = "Hours are device time: of notebook 02, and of 03 for GRPO or 05 for a control."
 
 UNTRAINED = "step 0 kept, no verdict"
 
@@ -201,7 +199,7 @@ class Ablation:
         if self.paired[0]["p"] is None:
             why = "as validation preferred the start in every cell of GRPO"
             if seeds < SEEDS:
-                why = f"which needs {SEEDS} seeds of every arm"
+                why = f"as it needs {SEEDS} seeds of every arm"
             parts += self._listed(self.paired[0]["verdict"], f"no verdict, {why}")
         if short := [name for name in self.runs if name not in self.tested]:
             parts.append(f"not compared, as they lack seeds: {', '.join(short)}")

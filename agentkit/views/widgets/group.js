@@ -84,7 +84,7 @@ function drawTable(group, names, chosen, choose) {
 }
 
 /** The beginning of a text. */
-const short = (text) => (text.length > 60 ? `${text.slice(0, 60)}…` : text);
+const short = (text) => (text.length > 40 ? `${text.slice(0, 40)}…` : text);
 
 /** What tells one trajectory from another: only what differs. */
 function differences(a, b, names) {
