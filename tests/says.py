@@ -6,11 +6,7 @@ from agentkit.rollouts.policy import Policy, Request, Sample
 
 
 class Says(Policy):
-    """Says its turns one by one and the last of them for ever, each closed by ``end``, and keeps what it was
-    asked.
-
-    Log-probabilities count down from 0, so that a test can tell which tokens a record kept.
-    """
+    """Says its turns, the last for ever, closed by ``end``. Log-probabilities count down from 0."""
 
     name = "says"
 

@@ -1,23 +1,9 @@
-"""Kill trainings at random moments, let them go on, and compare with one that was never interrupted.
+"""Small trainings of a tiny random model, and what of them must not depend on interruptions."""
 
-    python tests/survive.py --runs 50
-
-A tiny random model is trained for a few steps on a reward that depends on its tokens, so that weights do
-move. Each run is killed with SIGKILL up to three times: at a random time, or at a random file operation, which
-is where checkpoints, metrics and trajectories are half written. What must agree in the end, bit for bit:
-metrics (but for seconds), trajectories, the last adapter and the best one.
-"""
-
-import argparse
 import json
 import os
-import random
-import shutil
 import signal
 import sys
-import tempfile
-import time
-import warnings
 from pathlib import Path
 
 import torch
@@ -91,38 +77,16 @@ def make_trainer(path, reward=evenness, agent=None, n_tasks=5, on_metrics=print_
 
 
 def attempt(path: Path, kind: str, kill_at: int | None = None) -> None:
-    """One process: train until done, or until file operation number ``kill_at``."""
+    """Train until done, or until file operation number ``kill_at`` in the run's folder kills this process."""
     if kill_at is not None:
         events = iter(range(kill_at))
 
-        def audit(event: str, _: tuple) -> None:
-            if event in FILE_EVENTS and next(events, None) is None:
+        def audit(event: str, of: tuple) -> None:
+            if event in FILE_EVENTS and str(of[0]).startswith(str(path)) and next(events, None) is None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         sys.addaudithook(audit)
     make_trainer(path, **KINDS[kind]).train()
-
-
-def in_child(path: Path, kind: str, kill_at: int | None = None, after_s: float | None = None) -> bool:
-    """``attempt`` in a forked process, killed after ``after_s`` seconds; whether it came to its end."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            sys.stderr = open(path.with_suffix(".log"), "a", encoding="utf-8", buffering=1)  # noqa: SIM115
-            attempt(path, kind, kill_at)
-            code = 0
-        except BaseException as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        finally:
-            os._exit(code)
-    if after_s is not None:
-        time.sleep(after_s)
-        os.kill(child, signal.SIGKILL)
-    status = os.waitpid(child, 0)[1]
-    if status not in (0, signal.SIGKILL):
-        raise RuntimeError(f"{path} ended with {status}: {path.with_suffix('.log').read_text()[-2000:]}")
-    return status == 0
 
 
 def outcome(path: Path) -> dict[str, object]:
@@ -143,49 +107,6 @@ def outcome(path: Path) -> dict[str, object]:
     return found | {"last": last.read_bytes(), "best": best.read_bytes()}
 
 
-def survive(folder: Path, runs: int) -> list[str]:
-    """Kill and resume ``runs`` trainings; the differences found."""
-    rng, faults, whole, seconds = random.Random(1), [], {}, {}
-    for number in range(runs):
-        kind, path = [*KINDS][number % len(KINDS)], folder / f"run-{number}"
-        if kind not in whole:
-            start = time.monotonic()
-            assert in_child(folder / f"whole-{kind}", kind)
-            seconds[kind], whole[kind] = time.monotonic() - start, outcome(folder / f"whole-{kind}")
-        kills = 0
-        while not killed(
-            path, kind, rng, seconds[kind], "not" if kills == 3 else rng.choice(("time", "file"))
-        ):
-            kills += 1
-        found = outcome(path)
-        different = sorted(k for k in {*found, *whole[kind]} if found.get(k) != whole[kind].get(k))
-        print(f"{number} {kind}: {kills} kills, different: {different or 'nothing'}", flush=True)
-        faults += [f"{path.name} ({kind}, {kills} kills): {different}"] if different else []
-        if "damaged" in path.with_suffix(".log").read_text() or list(path.rglob("damaged-*")):
-            faults.append(f"{path.name}: a kill left a damaged checkpoint")
-        shutil.rmtree(path)
-    return faults
-
-
-def killed(path: Path, kind: str, rng: random.Random, seconds: float, how: str) -> bool:
-    """An attempt that is killed at a random time, file operation or not; whether it came to its end."""
-    after = rng.uniform(0.2, 1.0) * seconds if how == "time" else None
-    return in_child(path, kind, rng.randrange(20, 900) if how == "file" else None, after)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--runs", type=int, default=50)
-    runs = parser.parse_args().runs
+if __name__ == "__main__":  # a process that test_resume.py kills
     torch.set_num_threads(1)
-    warnings.simplefilter("default")
-    import agentkit.training.loop  # noqa: F401 - once, before the forks
-
-    with tempfile.TemporaryDirectory() as folder:
-        faults = survive(Path(folder), runs)
-    print("\n".join(faults) or f"{runs} runs killed and resumed, each as the uninterrupted one")
-    return 1 if faults else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    attempt(Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))

@@ -83,9 +83,7 @@ def test_a_long_attack_is_made_inert_in_bounded_time(codec, thread_time):
 
 
 def test_added_vocabulary_is_no_control_token(tokenizer):
-    """Some tokenizers add runs of spaces, words or single characters; breaking those up would never end, or
-    lose text.
-    """
+    """Some tokenizers add runs of spaces or single characters, which must not be broken up."""
     other = copy.deepcopy(tokenizer)
     added = "  ", "▁▁", "▁▁▁", "\n\n", "é", "hello", "<|tool|>", " <pad>"
     other.add_tokens([AddedToken(text) for text in added])

@@ -217,9 +217,7 @@ def f(x):
 
 
 def test_the_program_never_sees_what_is_expected():
-    """Everything a program can reach in its process is searched for the expected value, a number made for
-    this.
-    """
+    """Everything that it can reach in its process is searched for the expected value."""
     secret = 81_726_354_433
     gold = f"def f(x): return {secret} if x == 1 else 'not seen'"
     tests = [[[1], secret], [[2], "not seen"]]

@@ -121,6 +121,9 @@ def test_the_state_is_that_of_the_whole_continuation(policy, rolled):
     assert again.state == original.state and original.state["calls"] > 1
 
 
+FOUND = [("search", True)]
+
+
 class Clock(CorpusEnvironment):
     ticks = 0
 
@@ -142,11 +145,7 @@ class Clock(CorpusEnvironment):
     ],
 )
 def test_what_cannot_be_continued_is_said(lab, policy, rolled, turn, edit, says):
-    task, original = next(
-        (t, o) for t, o in rolled
-        if o.stop_reason == "answer" and o.turns[0].results and o.turns[0].results[0].name == "search"
-        and o.turns[0].results[0].ok
-    )  # fmt: skip
+    task, original = next((t, o) for t, o in rolled if [(r.name, r.ok) for r in o.turns[0].results] == FOUND)
     with pytest.raises(DataError, match=says):
         lab.fork(task, original, turn, policy, **edit)
 

@@ -4,14 +4,16 @@ Small changes are lost where they are folded into bfloat16 weights, and rounding
 more than they do, so that a plain difference of engine and trainer cannot tell.
 """
 
+import copy
 import warnings
 
 import numpy as np
 import pytest
 import torch
 from engines import FAULTS, adapter_on, move, plant_in_batch, planted_in_sync
-from peft import PeftModel
+from peft import PeftModel, get_peft_model
 from survive import make_trainer, tiny_agent
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentkit.policies import sync_guard as guard
 from agentkit.policies.engine_weights import folded
@@ -20,7 +22,7 @@ from agentkit.policies.precision import surviving_share
 from agentkit.recipe import Recipe
 from agentkit.records import EngineError, TrainingError
 from agentkit.runs import Run, read_jsonl
-from agentkit.training.adapters import save_adapter
+from agentkit.training.adapters import lora, merged, save_adapter
 
 HALF = {"precision": "bfloat16"}
 
@@ -59,6 +61,31 @@ def test_a_trained_agent_keeps_its_adapter_in_half_precision(tmp_path, name):
     assert kept and all(v.dtype == torch.float32 and (v.abs() == 2e-4).all() for v in kept.values())
     single, _ = agent_of(run, Recipe(), name)
     assert not isinstance(single, PeftModel)  # folded in, where that is exact
+
+
+@torch.no_grad()
+def logprobs(model):
+    return torch.log_softmax(model(torch.arange(3, 43)[None]).logits.double(), -1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3_moe", "glm4_moe"])
+def test_a_mixture_of_experts_is_adapted_outside_its_mlps_and_all_of_that_is_handed_over(kind):
+    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "head_dim": 12, "vocab_size": 97, "first_k_dense_replace": 1}
+    sizes |= {"num_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes))
+    plain = {name: x.clone() for name, x in model.state_dict().items()}
+    model = move(get_peft_model(model, lora(Recipe(lora_r=4), model)), 0.1).eval()
+    assert sum(x.requires_grad for x in model.parameters()) == 2 * 2 * 4, "two matrices, layers, four each"
+    with merged(model):
+        whole = logprobs(model)
+    assert torch.allclose(whole, logprobs(model), atol=1e-5)
+    handed = folded(copy.deepcopy(model)).state_dict()
+    assert handed.keys() == plain.keys()
+    changed = {name for name in plain if not torch.equal(handed[name], plain[name])}
+    assert changed == {f"model.layers.{i}.self_attn.{x}_proj.weight" for i in range(2) for x in "qkvo"}
+    assert surviving_share(model) > 0.99 and torch.allclose(logprobs(folded(model)), whole, atol=1e-5)
 
 
 # ---- the guard's arithmetic

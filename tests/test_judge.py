@@ -1,6 +1,4 @@
-"""The judge against a real local server: verdicts, votes, the cache, faults, and answers that address the
-judge.
-"""
+"""The judge against a real local server: verdicts, the cache, faults, and answers that address it."""
 
 import json
 import re

@@ -63,9 +63,8 @@ assert found == {("The capital of France is Paris.",)}, found
 """
     environment = os.environ | {"HOME": str(folder), "XDG_CACHE_HOME": str(folder)}
     command = [sys.executable, "-c", code, str(folder / "corpus.sqlite")]
-    running = [
-        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(3)
-    ]
+    options = {"env": environment, "stderr": subprocess.PIPE, "text": True}
+    running = [subprocess.Popen(command, **options) for _ in range(3)]
     assert [process.communicate()[1] for process in running] == [""] * 3
     assert os.listdir(folder) == ["corpus.sqlite"]
 

@@ -42,12 +42,8 @@ def test_made_up_worlds_state_no_fact_of_the_corpus(corpus, tmp_path):
 def test_it_uses_its_tools_on_real_facts(suite, corpus):
     """Greedily it solves most easy tasks: the formats and the copying carry over to names it never saw."""
     tasks = [t for t in suite if t.difficulty == "easy"][:40]
-    found = rollout(
-        tasks,
-        TransformersPolicy(*load_agent("nano")),
-        environment=partial(CorpusEnvironment, corpus),
-        temperature=0.0,
-    )
+    policy, make = TransformersPolicy(*load_agent("nano")), partial(CorpusEnvironment, corpus)
+    found = rollout(tasks, policy, environment=make, temperature=0.0)
     assert sum(t.success for t in found) / len(found) > 0.6
 
 
@@ -85,15 +81,7 @@ def test_training_starts_from_a_lora_adapter_and_says_so(tmp_path):
     keys = {"model": tmp_path / "lora", "n_tasks": 60, "steps": 2, "val_tasks": 4, "test_samples": 1, "sft": "false",
             "prompts_per_step": 2, "group_size": 4, "micro_batch": 8, "controls": "[]", "preflight": "off"}  # fmt: skip
     words = [word for key, value in keys.items() for word in ("-p", f"{key}={value}")]
-    command = [
-        sys.executable,
-        "-m",
-        "agentkit.cli",
-        "run",
-        "params/nano.yaml",
-        "--run",
-        str(tmp_path / "run"),
-    ]
+    command = [sys.executable, *"-m agentkit.cli run params/nano.yaml --run".split(), str(tmp_path / "run")]
     done = subprocess.run([*command, *words], cwd=project_root(), capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     assert "lora is a LoRA adapter: it is folded into" in done.stderr.splitlines()[0]

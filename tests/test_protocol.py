@@ -25,9 +25,7 @@ from agentkit.tools.search import MAX_PASSAGES
 
 
 class CounterEnvironment:
-    """As somebody writes one for TRL's environment_factory: state, a greeting, sync and async tools, a reward
-    of its own.
-    """
+    """As somebody writes one for TRL: state, a greeting, sync and async tools, a reward of its own."""
 
     def __init__(self):
         self.count = 0
@@ -42,9 +40,6 @@ class CounterEnvironment:
 
         Args:
             step: Value to add to the counter.
-
-        Returns:
-            The updated counter value.
         """
         if step < 0:
             raise ValueError("step must be positive")

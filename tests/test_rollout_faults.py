@@ -216,17 +216,13 @@ def test_eight_rollouts_that_ask_the_same_cost_one_call(tokenizer):
             pass
 
         @tool(pure=True)
-        def look(self, query: str) -> str:
-            """Look.
-
-            Args:
-                query: What.
-            """
+        def look(self) -> str:
+            """Look."""
             Counts.ran += 1
             time.sleep(0.05)
-            return f"about {query}"
+            return "seen"
 
-    policy, options = calls(tokenizer, "look", query="x"), {"group_size": 8, "limits": ROOMY}
+    policy, options = calls(tokenizer, "look"), {"group_size": 8, "limits": ROOMY}
     cached = whole(rollout([TASK], policy, environment=Counts, tool_cache=ToolCache(), **options))
     assert Counts.ran == 1
     plain = whole(rollout([TASK], policy, environment=Counts, **options))

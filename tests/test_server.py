@@ -13,7 +13,7 @@ import torch
 from engines import adapter_on
 from safetensors.torch import load_file
 from servers import serving
-from test_vllm_weights import tiny, with_lora
+from survive import tiny_agent
 
 from agentkit.nano import DATA
 from agentkit.policies import loading, serve, server
@@ -48,6 +48,10 @@ class Replica:
 def two():
     with serving(Replica()) as a, serving(Replica()) as b:
         yield a, b
+
+
+def adapted():
+    return adapter_on(tiny_agent()[0], 0.02, rank=4)
 
 
 def choice(ids, logprobs, reason="stop"):
@@ -110,7 +114,7 @@ def test_a_server_that_is_started_again_loses_no_turn_and_is_given_the_adapter(t
     holding_adapters(two[0])
     right = two[0].reply.answer
     with ServerPolicy([two[0].url], EndsAt()) as policy:
-        policy.sync(with_lora(tiny()))
+        policy.sync(adapted())
         two[0].reply.answer = FAULTS["failure"]
         again = lambda: (two[0].reply.models["data"].pop(), setattr(two[0].reply, "answer", right))  # noqa: E731
         threading.Timer(0.5, again).start()
@@ -124,7 +128,7 @@ def test_a_server_that_stays_away_ends_the_run_by_name(two, monkeypatch):
     two[0].reply.answer = FAULTS["failure"]
     named = f"{two[0].url} does not serve any more: .*503: overloaded.*run this again to go on"
     with ServerPolicy([two[0].url], EndsAt()) as policy, pytest.warns(UserWarning):
-        for work in (lambda: play(policy, requests(4)), lambda: policy.sync(with_lora(tiny()))):
+        for work in (lambda: play(policy, requests(4)), lambda: policy.sync(adapted())):
             with pytest.raises(EngineError, match=named):
                 work()
 
@@ -180,7 +184,7 @@ def holding_adapters(replica):
 def test_two_trainings_on_one_server_keep_their_own_adapters(two):
     """Each is answered from the folder that it handed over itself, also when the other has ended."""
     holding_adapters(two[0])
-    model, folders = with_lora(tiny()), {}
+    model, folders = adapted(), {}
     takes = two[0].reply.answer
 
     def noting(body):

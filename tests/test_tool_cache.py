@@ -1,6 +1,4 @@
-"""Answers of pure tools are kept exactly: the same call costs one, failures are not kept, and a stale answer
-is told.
-"""
+"""Answers of pure tools are kept exactly, failures are not, and a stale answer is told."""
 
 import asyncio
 import linecache

@@ -1,6 +1,4 @@
-"""The ways models write calls: what is a call, what is told to be malformed, and that nothing breaks or stalls
-a parser.
-"""
+"""The ways models write calls: what is one, what is malformed, and that nothing stalls a parser."""
 
 import json
 import random
@@ -151,9 +149,7 @@ def nested(depth: int, kind: str) -> str:
 def test_arguments_that_nest_too_deeply_are_malformed_and_the_deepest_allowed_can_be_written(
     tmp_path, format, kind
 ):
-    """Parsers read 600 levels, but records are copied and written by recursion: that would end a training
-    run.
-    """
+    """Parsers read 600 levels, but records are copied by recursion: that would end a training."""
 
     def parsed(depth: int):
         arguments = f'{{"items": {nested(depth, kind)}}}'

@@ -78,11 +78,9 @@ class Workshop:
 
     def hang(self) -> str:
         time.sleep(3600)
-        return "never"
 
     async def hang_later(self) -> str:
         await asyncio.sleep(3600)
-        return "never"
 
     def flood(self, size: int) -> str:
         return "x" * size

@@ -1,6 +1,4 @@
-"""A user's verifiers, rewards and environments may be async or call asyncio.run, in a script and in a kernel
-alike; what raises is told with its reason.
-"""
+"""A user's code may be async or call asyncio.run, in a script and in a kernel; what raises is told."""
 
 import asyncio
 import random

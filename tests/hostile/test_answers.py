@@ -1,6 +1,4 @@
-"""Answers that try to be right without being right, or to keep a verifier busy for ever. Each has one right
-verdict.
-"""
+"""Answers that try to be right, or to keep a verifier busy for ever. Each has one right verdict."""
 
 import contextlib
 import subprocess

@@ -1,7 +1,5 @@
 # ruff: noqa: E501 - inputs read better on one line
-"""What a policy may write instead of a tool call, and what a tool may return: errors in bounded time, text
-that stays text.
-"""
+"""What a policy may write instead of a call, and what a tool may return: text stays text, in time."""
 
 import asyncio
 import json
@@ -139,9 +137,7 @@ def with_template(tokenizer: PreTrainedTokenizerFast, opening: str) -> PreTraine
 
 @pytest.mark.parametrize("kind", ["shipped", *CONTROL, *MISTRAL])
 def test_no_tool_text_becomes_a_control_token(kind, request, corpus, tmp_path):
-    """P3: every control string of this tokenizer and of the others, whole, doubled, nested in itself, split
-    by what may go.
-    """
+    """P3: every control string of any tokenizer, whole, doubled, nested in itself, or split."""
     if kind == "shipped":
         tokenizer = request.getfixturevalue("tokenizer")
     else:
