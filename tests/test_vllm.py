@@ -1,6 +1,5 @@
 """vLLM for real, in this process and as servers: transformers' tokens, and clear ends when something dies."""
 
-import asyncio
 import os
 import random
 import signal
@@ -13,10 +12,9 @@ from importlib.util import find_spec
 import httpx
 import pytest
 import torch
-from engines import free_port
-from peft import LoraConfig, get_peft_model
+from engines import adapter_on, free_port, move, sampled
 
-from agentkit import Lab, Recipe, Task
+from agentkit import Lab, Recipe
 from agentkit.policies import sync_guard as guard
 from agentkit.policies.loading import load_agent
 from agentkit.policies.serve import serve_command
@@ -24,7 +22,7 @@ from agentkit.policies.server import ServerPolicy
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.policies.vllm import VllmPolicy
 from agentkit.rollouts import Limits, rollout
-from agentkit.rollouts.policy import EngineError, Request
+from agentkit.rollouts.policy import EngineError
 from agentkit.runs import Run, read_jsonl
 from agentkit.tools.environments import CorpusEnvironment
 from agentkit.training.loop import GRPO
@@ -35,7 +33,6 @@ if find_spec("vllm") is None and not torch.__version__.endswith("+cpu"):
 
 pytestmark = pytest.mark.slow
 LIMITS = Limits(max_turns=4, max_turn_tokens=40)
-SEED_TASK = Task("t", "", "")
 START_S = 400.0  # servers on a busy machine
 RANK = 4
 
@@ -78,28 +75,10 @@ def servers(processes):
     return processes
 
 
-def with_adapter():
-    """The small agent with a LoRA adapter that does something, the same one whatever ran before."""
-    model, tokenizer = load_agent("nano")
-    torch.manual_seed(0)
-    config = LoraConfig(r=RANK, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
-    model = get_peft_model(model, config)
-    move(model, 0.02)
-    return model.eval(), tokenizer
-
-
 @pytest.fixture(scope="module")
 def agent():
-    return with_adapter()
-
-
-@torch.no_grad()
-def move(model, size):
-    """Change the adapter, as an optimiser step would."""
-    torch.manual_seed(3)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            parameter.add_(torch.randn_like(parameter) * size)
+    model, tokenizer = load_agent("nano")
+    return adapter_on(model, 0.02, rank=RANK), tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -125,14 +104,9 @@ def assert_same(found, wanted):
 
 
 def ask(policy, count):
-    """Turns of several trajectories at once, and how to run them."""
+    """Turns of several trajectories at once."""
     ids = policy.tokenizer("Which of the two is larger, and by how much? " * 14)["input_ids"]
-    requests = [Request(SEED_TASK, i, 0, [40 + i, *ids], (7, i), 12, 1.0) for i in range(count)]
-
-    async def together():
-        return await asyncio.gather(*map(policy.sample, requests))
-
-    return together
+    return sampled(policy, [[40 + i, *ids] for i in range(count)], 12, 1.0)
 
 
 # ---- in this process
@@ -141,15 +115,15 @@ def test_greedy_rollouts_are_those_of_transformers(engine, agent, suite, corpus)
 
 
 def test_updates_reach_the_engine_and_logprobs_are_the_trainers_at_the_temperature(engine, agent):
-    for temperature in (0.7, 1.3):
-        move(agent[0], 0.03)
+    for temperature, size in ((0.7, 0.03), (1.3, 0.02)):
+        move(agent[0], size)
         assert guard.sync(engine, agent[0], temperature).largest < 1e-3
 
 
 def test_a_request_samples_the_same_in_any_company(engine):
-    alone = asyncio.run(ask(engine, 1)())
-    assert [sample.ids for sample in asyncio.run(ask(engine, 48)())][:1] == [sample.ids for sample in alone]
-    many = {tuple(sample.ids) for sample in asyncio.run(ask(engine, 16)())}
+    alone = ask(engine, 1)
+    assert [sample.ids for sample in ask(engine, 48)][:1] == [sample.ids for sample in alone]
+    many = {tuple(sample.ids) for sample in ask(engine, 16)}
     assert len(many) > 8, "each request has a seed of its own"
 
 
@@ -171,7 +145,7 @@ def test_an_engine_that_dies_in_mid_batch_ends_the_rollout_with_one_message(engi
         play(engine, suite, corpus)
     assert VllmPolicy._group.locked()
     with pytest.raises(EngineError, match="stopped in mid-batch"):
-        asyncio.run(ask(engine, 1)())
+        ask(engine, 1)
 
 
 def test_training_on_vllm_writes_what_the_sync_found(suite, tmp_path):
@@ -189,15 +163,9 @@ def test_training_on_vllm_writes_what_the_sync_found(suite, tmp_path):
 
 
 # ---- servers
-@pytest.fixture(scope="module")
-def still():
-    """As ``agent``, but no test moves its adapter, so rounding stays small."""
-    return with_adapter()
-
-
 @pytest.fixture
-def policy(servers, still):
-    with ServerPolicy([url for url, child, _ in servers if child.poll() is None], still[1], "server") as made:
+def policy(servers, agent):
+    with ServerPolicy([url for url, child, _ in servers if child.poll() is None], agent[1], "server") as made:
         yield made
 
 
@@ -207,17 +175,17 @@ def completions(url):
     return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:request_success_total"))
 
 
-def test_servers_take_the_weights_and_give_the_tokens_of_transformers(policy, servers, still, suite, corpus):
+def test_servers_take_the_weights_and_give_the_tokens_of_transformers(policy, servers, agent, suite, corpus):
     before = [completions(url) for url, _, _ in servers]
-    assert guard.sync(policy, still[0], 0.7).largest < 1e-4
-    assert_same(play(policy, suite, corpus), play(TransformersPolicy(*still), suite, corpus))
+    assert guard.sync(policy, agent[0], 0.7).largest < 1e-4
+    assert_same(play(policy, suite, corpus), play(TransformersPolicy(*agent), suite, corpus))
     after = [completions(url) for url, _, _ in servers]
     assert after[0] > before[0] and after[1] > before[1], "both have work"
 
 
-def test_one_of_two_servers_killed_in_mid_batch_and_then_the_other(policy, servers, still, suite, corpus):
-    guard.sync(policy, still[0], 0.7)
-    wanted = play(TransformersPolicy(*still), suite, corpus, count=12, group_size=4)
+def test_one_of_two_servers_killed_in_mid_batch_and_then_the_other(policy, servers, agent, suite, corpus):
+    guard.sync(policy, agent[0], 0.7)
+    wanted = play(TransformersPolicy(*agent), suite, corpus, count=12, group_size=4)
 
     def kill_when_busy(index):
         while not policy._replicas[index].running:
