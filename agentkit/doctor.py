@@ -6,6 +6,7 @@ Nothing is changed. Leaves out anything that takes long: engines are looked for,
 ``plan`` loads torch.
 """
 
+import math
 import os
 import re
 import shutil
@@ -32,6 +33,7 @@ DISK_GB, MEMORY_GB = 5, 4  # what the small recipe needs with room to spare
 GPU_DISK_GB = 60  # a model of 14B in 16 bits twice (as it came and with its cold start), and checkpoints
 CACHE_GB = 20  # an 8B model in 16 bits, as it comes from the hub
 PORT = 8000  # agentkit serve's
+MOST_GPUS = 1024  # that a plan is made for
 SHARED_GB = 1.0  # of /dev/shm, which NCCL and vLLM's processes talk through; Docker gives 64 MB
 
 
@@ -278,6 +280,11 @@ def plan(recipe: Recipe, gpus: int, memory_gb: float) -> dict[str, Any]:
 
     Raises RecipeError where it cannot use them.
     """
+    if not (1 <= gpus <= MOST_GPUS and 0 < memory_gb < math.inf):
+        raise RecipeError(
+            f"--gpus {gpus} --memory {memory_gb:g}: a plan needs 1 to {MOST_GPUS} GPUs "
+            "and more than 0 GB on each"
+        )
     from agentkit.training import memory
 
     made = choose(recipe, gpus)

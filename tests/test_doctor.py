@@ -155,6 +155,10 @@ def test_a_recipe_is_planned_for_cards_that_are_not_here(capsys):
     assert cli.main("doctor --gpus 2 --recipe params/qwen3-4b.yaml -p model=no/such".split()) == 0
     assert "hf download no/such config.json" in capsys.readouterr().out
     assert cli.main(["doctor", "--gpus", "2"]) == 2
+    for gpus, gb in ((-1, 80), (0, 80), (2, "nan"), (2, 0), (2, "inf")):
+        asked = f"doctor --gpus={gpus} --memory={gb} --recipe params/nano.yaml"
+        assert cli.main(asked.split()) == 2
+        assert f"--gpus {gpus} --memory {gb}: a plan needs 1 to 1024 GPUs" in capsys.readouterr().err
 
 
 # ---- the six lines of docs/gpus.md

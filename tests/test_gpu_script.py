@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -56,11 +57,14 @@ def test_what_needs_a_gpu_is_skipped_by_name_and_wheels_lie_beside_the_machines_
 
 @pytest.mark.slow
 def test_what_needs_a_gpu_is_rehearsed_on_a_tiny_model():
-    lines, _, done = run("base", "--rehearse", "--only", "update", "decode", "sft")
+    lines, table, done = run("base", "--rehearse", "--only", "update", "decode", "sft")
     assert done.returncode == 0 and {line["figure"] for line in lines} == {"update", "decode", "sft"}, (
         done.stdout
     )
     assert all(line["value"] > 0 and line["case"].startswith("tiny") for line in lines)
+    assert re.search(
+        r"\n\| tokens .* \| shared \| plain \| planned \|\n.*\n\| 48 x 8 \| [\d.]+ s \|", table
+    ), table
     (decode,) = (line for line in lines if line["figure"] == "decode")
     assert 1 <= decode["cache_over_formula"] < 2
 
@@ -88,7 +92,7 @@ def test_a_process_that_dies_costs_the_figure_it_was_at(monkeypatch, tmp_path):
     assert [line["figure"] for line in lines] == ["a", "b", "c"]
     assert lines[1] == {"figure": "b", "case": "failed", "error": "RuntimeError: out of luck", "ok": False}
     text = measure.table(lines)
-    assert "FAILED" in text.splitlines()[2] and text.splitlines()[3].split()[:2] == ["c", "2"]
+    assert text.splitlines()[3:] == ["| b | failed | FAILED: RuntimeError: out of luck |", "| c |  | 2 |"]
 
 
 def test_a_figure_beyond_its_limit_is_killed_with_its_children_and_that_is_said(monkeypatch, tmp_path):

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 import torch
 from engines import adapter_on
+from peft import LoraConfig, get_peft_model
 from pretrain import batches, make_world, transcripts
 from transformers import AutoModelForCausalLM
 
@@ -17,7 +18,7 @@ from agentkit.nano import DATA
 from agentkit.policies.loading import load_agent
 from agentkit.policies.transformers import TransformersPolicy
 from agentkit.rollouts import rollout
-from agentkit.runs import Run, project_root
+from agentkit.runs import Run, RunError, project_root
 from agentkit.tools.corpus import Corpus, facts
 from agentkit.tools.environments import CorpusEnvironment
 from agentkit.training.merge import merge
@@ -67,9 +68,37 @@ def test_a_lora_adapter_is_a_model_folded_into_its_base_in_float32(tmp_path):
     assert torch.allclose(whole(ids).logits, adapted(ids).logits, atol=1e-4)
     half = load_agent(str(folder), precision="bfloat16")[0]
     assert all(p.equal(q.bfloat16()) for p, q in zip(half.parameters(), whole.parameters(), strict=True))
-    about = json.loads((folder / "adapter_config.json").read_text()) | {"base_model_name_or_path": None}
+
+
+@pytest.mark.parametrize(
+    ("base", "modules", "says"),
+    [
+        (None, "all-linear", "does not say of which model: write its folder"),
+        ("here", "all-linear", "names .*/lora, which is no whole model but an adapter too"),
+        ("no/such", "all-linear", "cannot load the model 'no/such', the base of the adapter .*/lora"),
+        ("quantised", "all-linear", "are quantised, so nothing can be folded into them"),
+        (DATA, ["q_proj", "embed_tokens"], "its embeddings are the output layer too"),
+        ("run", "all-linear", "is half of what its run trained"),
+    ],
+)
+def test_an_adapter_that_cannot_be_a_model_is_a_sentence(base, modules, says, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    folder = tmp_path / "lora"
+    config = LoraConfig(r=2, target_modules=modules, task_type="CAUSAL_LM")
+    get_peft_model(load_agent("nano")[0], config).save_pretrained(folder, save_embedding_layers=False)
+    if base == "quantised":
+        base = shutil.copytree(DATA, tmp_path / "four")
+        kept = json.loads((base / "config.json").read_text())
+        (base / "config.json").write_text(
+            json.dumps(kept | {"quantization_config": {"quant_method": "gptq"}})
+        )
+    if base == "run":
+        (tmp_path / "run.json").write_text(json.dumps({"recipe": {"sft": True}}))
+    named = {"here": folder, "run": DATA}.get(base, base)
+    about = json.loads((folder / "adapter_config.json").read_text())
+    about["base_model_name_or_path"] = named and str(named)
     (folder / "adapter_config.json").write_text(json.dumps(about))
-    with pytest.raises(FileNotFoundError, match="does not say of which model: write its folder"):
+    with pytest.raises((FileNotFoundError, RunError), match=says):
         load_agent(str(folder))
 
 

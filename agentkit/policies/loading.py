@@ -29,7 +29,7 @@ from agentkit.recipe import SCRIPTED, Recipe
 from agentkit.rollouts.policy import Policy
 from agentkit.rollouts.template_probe import with_template
 from agentkit.runs import Run, RunError
-from agentkit.runs.files import adapter_base, model_path
+from agentkit.runs.files import ADAPTER, adapter_base, model_path
 
 _MISTRALS = ("mistral", "mistral3", "ministral", "pixtral", "voxtral")  # some split text wrongly unless told
 PROMPT_ROOM = 8192  # tokens that vLLM keeps room for, before a trajectory's own
@@ -117,28 +117,46 @@ def load_tokenizer(model: str, chat: tuple[str, Mapping[str, Any]] = ("", {})) -
 
 def pretrained(kind: Any, model: str, **options: Any) -> Any:
     """What ``kind`` loads of a model; of a LoRA adapter's folder its base, with the adapter folded in."""
-    base, path = adapter_base(model), Path(model_path(model))
+    base, path, of = adapter_base(model), Path(model_path(model)), ""
     if base and kind is AutoModelForCausalLM:
         return _with_first_adapter(base, path, **options)
     if base and not (kind is AutoTokenizer and (path / "tokenizer_config.json").is_file()):
-        model = base
+        model, of = base, f", the base of the adapter {model}"
     try:
-        return kind.from_pretrained(model_path(model), **options)
+        loaded = kind.from_pretrained(model_path(model), **options)
     except (OSError, ValueError, SafetensorError) as error:
         raise FileNotFoundError(
-            f"cannot load the model {model!r}: {told(error)}. Use 'nano', a folder (the first lines of a "
+            f"cannot load the model {model!r}{of}: {told(error)}. Use 'nano', a folder (the first lines of a "
             "recipe say how its model is made) or a hub name."
         ) from None
+    if of and getattr(loaded, "quantization_config", None):
+        raise FileNotFoundError(
+            f"the weights of {model}{of}, are quantised, so nothing can be folded into them: write its name "
+            f"with 16-bit weights in {path / ADAPTER}, as base_model_name_or_path"
+        )
+    return loaded
 
 
 def _with_first_adapter(base: str, folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     """A model with an adapter folded in, in float32, so that only the sum is rounded."""
     loaded = with_adapter(pretrained(AutoModelForCausalLM, base, dtype=torch.float32), folder)
+    if why := _unfoldable(loaded):
+        raise RunError(f"the adapter in {folder} cannot be folded into its base: {why}")
     loaded = loaded.merge_and_unload()
     for weight in loaded.parameters():  # and no buffer: RoPE's frequencies stay as they are
         weight.data = weight.data.to(dtype)
     loaded.name_or_path = str(folder)  # what is trained on it is no adapter of the base alone
     return loaded
+
+
+def _unfoldable(model: Any) -> str:
+    kind = model.active_peft_config.peft_type.value
+    if not hasattr(model, "merge_and_unload"):
+        return f"it is {kind}, and a LoRA could be"
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    if model.config.tie_word_embeddings and any(type(layer).__module__.startswith("peft") for layer in ends):
+        return "its embeddings are the output layer too: train it without embed_tokens and lm_head"
+    return ""
 
 
 def told(error: Exception) -> str:
@@ -160,7 +178,7 @@ def adapters_of(run: Run, recipe: Recipe, name: str) -> tuple[list[Path], Path |
     cold_start = [run.file("sft")] if recipe.sft and name != "base" else []
     own = None if name in ("base", "sft") else run.file("adapter" if name == "grpo" else name)
     for folder in [*cold_start, *([own] if own else [])]:
-        if not (folder / "adapter_config.json").is_file():
+        if not (folder / ADAPTER).is_file():
             raise RunError(
                 f"the run has no policy {name[:60]!r}: {folder} holds no adapter. Name base, sft, grpo or a "
                 "control that was trained"

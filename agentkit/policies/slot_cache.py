@@ -22,7 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from agentkit.machine import machine_memory
 from agentkit.policies.attention import allow_other_attention
 
-GROWTH = 2.0  # of what is asked for: a store that grows is copied whole
+GROWTH = 2.0  # of the length that is asked for: a store that grows is copied whole
 
 
 def memory_of(device: torch.device) -> int:
@@ -116,8 +116,8 @@ class SlotCache(Cache):
         assert slots * length <= self.room, "ask slots_for first"
         if slots <= self.shape[0] and length <= self.shape[1]:
             return
-        wide, long = min(int(slots * GROWTH), self.most), int(length * GROWTH)
-        wide, long = max(wide, self.shape[0]), max(long, self.shape[1])
+        wide = max(slots, self.shape[0])
+        long = self.shape[1] if length <= self.shape[1] else int(length * GROWTH)
         self.shape = (wide, long) if wide * long <= self.room else (slots, min(long, self.room // slots))
         for layer in self.layers:
             layer.resize(*self.shape)

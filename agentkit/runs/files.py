@@ -22,7 +22,7 @@ from agentkit.recipe import project_root
 from agentkit.records import AgentkitError, DiskError, RunError
 from agentkit.rows import json_lines, read_bytes, read_json
 
-MANIFEST = "run.json"
+MANIFEST, ADAPTER = "run.json", "adapter_config.json"
 
 
 def model_path(model: str) -> str:
@@ -36,19 +36,40 @@ def model_path(model: str) -> str:
 def adapter_base(model: str) -> str:
     """The model that the LoRA adapter in the folder ``model`` was trained on; "" where that is no adapter.
 
-    Raises FileNotFoundError where it names none.
+    Raises FileNotFoundError where that is no whole model.
     """
-    folder = Path(model_path(model))
-    about = folder / "adapter_config.json"
-    if not about.is_file() or (folder / "config.json").is_file():
+    about = Path(model_path(model)) / ADAPTER
+    if not _is_adapter(model):
         return ""
     found = read_json(about)
-    if isinstance(found, dict) and (base := found.get("base_model_name_or_path")):
-        return str(base)
-    raise FileNotFoundError(
-        f"{model} is a LoRA adapter, and {about} does not say of which model: write its folder or hub name "
-        "there, as base_model_name_or_path"
-    )
+    base = found.get("base_model_name_or_path") if isinstance(found, dict) else None
+    way = "write its folder or hub name there, as base_model_name_or_path"
+    if not isinstance(base, str) or not base:
+        raise FileNotFoundError(f"{model} is a LoRA adapter, and {about} does not say of which model: {way}")
+    if _is_adapter(base):
+        raise FileNotFoundError(
+            f"{model} is a LoRA adapter, and {about} names {base}, which is no whole model but an adapter "
+            f"too: merge that one with its model first, and {way}"
+        )
+    if _on_cold_start(about.parent):
+        run = about.parents[1]
+        raise FileNotFoundError(
+            f"{model} is half of what its run trained, and the other half is the cold start under it: run "
+            f"agentkit merge {run}, then set model: {run / 'merged'}"
+        )
+    return base
+
+
+def _is_adapter(model: str) -> bool:
+    folder = Path(model_path(model))
+    return (folder / ADAPTER).is_file() and not (folder / "config.json").is_file()
+
+
+def _on_cold_start(adapter: Path) -> bool:
+    """Whether a run trained this adapter on top of another one."""
+    manifest = adapter.parent / MANIFEST
+    found = read_json(manifest) if manifest.is_file() and adapter.name != "sft" else {}
+    return isinstance(found, dict) and bool(dict(found.get("recipe") or {}).get("sft"))
 
 
 def user_cache(name: str) -> Path:

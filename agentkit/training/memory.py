@@ -267,13 +267,13 @@ def _spread(model: Any, recipe: Recipe) -> tuple[float, float]:
 
 
 def _config(recipe: Recipe) -> Any:
+    name = adapter_base(recipe.model) or recipe.model
     try:
-        name = adapter_base(recipe.model) or recipe.model
         return AutoConfig.from_pretrained(model_path(name), local_files_only=True)
     except (OSError, ValueError) as error:
         raise RecipeError(
-            f"memory is not planned: the configuration of {recipe.model!r} is not on this machine "
-            f"({told(error)}). Bring it with: hf download {recipe.model} config.json"
+            f"memory is not planned: the configuration of {name!r} is not on this machine "
+            f"({told(error)}). Bring it with: hf download {name} config.json"
         ) from None
 
 

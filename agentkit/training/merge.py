@@ -21,6 +21,7 @@ from agentkit.policies.precision import LEAST_SHARE, precision_of, surviving_sha
 from agentkit.policies.sync_guard import sampled_logprobs
 from agentkit.rollouts.template_probe import end_of_turn_ids
 from agentkit.runs import Run, RunError, read_json, secure, write_json
+from agentkit.runs.files import adapter_base
 from agentkit.training.adapters import replacing
 from agentkit.training.saves import STAGE
 
@@ -65,8 +66,8 @@ def merge(run: Run, dtype: str | None = None, unmerged: bool = False) -> dict[st
         _write(bare(model).to(kept), AutoTokenizer.from_pretrained(adapter), new)
         if unmerged:
             config = shutil.copytree(adapter, new / "adapter") / "adapter_config.json"
-            base = {"base_model_name_or_path": str(out.absolute())} if recipe.get("sft") else {}
-            write_json(config, read_json(config) | base)
+            if recipe.get("sft") or adapter_base(recipe.get("model", "nano")):  # it lies on another adapter
+                write_json(config, read_json(config) | {"base_model_name_or_path": str(out.absolute())})
     secure(out)
     return {
         "path": str(out),

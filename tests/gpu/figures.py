@@ -309,7 +309,8 @@ def update(budget: Budget) -> Lines:
                 return peer.update(trainer, batch)[0]
 
             said = f"{name}, own length {own}, {rows} rows, {case}"
-            yield within_memory(said, "s", once, planned_gb=round(planned / 1e9, 2))
+            sizes = {"own": own, "rows": rows, "kind": case, "planned_gb": round(planned / 1e9, 2)}
+            yield within_memory(said, "s", once, **sizes)
             del trainer, once
 
 

@@ -1,4 +1,5 @@
-"""Run the figures of figures.py that this machine can show: a line of JSON for each case, a table at the end.
+"""Run the figures of figures.py that this machine can show: a line of JSON for each case, docs/gpus.md's
+rows at the end.
 
     tests/gpu/run.sh base|vllm [--quick] [--rehearse] [--only NAME ...] [--out DIR]
 
@@ -124,19 +125,28 @@ def child(chosen: argparse.Namespace) -> None:
 
 
 def table(lines: list[dict]) -> str:
-    """What was measured, with what did not hold marked, and what was skipped and why."""
-    rows = [["figure", "case", "value", "unit", ""]]
-    for line in lines:
-        verdict = {None: "", True: "ok", False: "FAILED"}[line.get("ok")]
-        value = line.get("skipped") and "skipped" or line.get("error") or line.get("value", "")
-        said = f"{value:.4g}" if isinstance(value, float) else str(value)
-        rows.append(
-            [line["figure"], line.get("case", ""), said, line.get("unit") or line.get("skipped", ""), verdict]
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, [*widths, 0], strict=True)) for row in rows
-    )
+    """docs/gpus.md's rows, in Markdown: what was measured on this device, did not hold, or was skipped and why."""
+    device = next((line["value"] for line in lines if line.get("case") == "device"), "this machine")
+    rows = [("figure", "case", f"on {device}"), ("---",) * 3]
+    rows += [(line["figure"], line.get("case", ""), _said(line)) for line in lines if "own" not in line]
+    updates: dict[tuple, dict] = {}
+    for line in (line for line in lines if "own" in line):
+        size = f"{line['own']:,} x {line['rows']}", f"{line['planned_gb']} GB"
+        updates.setdefault(size, {})[line["kind"]] = _said(line)
+    if updates:
+        kinds = list(next(iter(updates.values())))
+        rows += [(), ("tokens of its own x trajectories", *kinds, "planned"), ("---",) * (len(kinds) + 2)]
+        rows += [(size, *cells.values(), planned) for (size, planned), cells in updates.items()]
+    return "\n".join(f"| {' | '.join(map(str, row))} |" if row else "" for row in rows)
+
+
+def _said(line: dict) -> str:
+    value = line.get("error") or line.get("value", "")
+    said = f"{value:.4g}" if isinstance(value, float) else str(value).replace("|", "/").replace("\n", " ")
+    said += f" {line['unit']}" if line.get("unit") else ""
+    said += f", {line['allocated_gb']} GB" if "allocated_gb" in line else ""
+    said = f"skipped: {line['skipped']}" if "skipped" in line else said
+    return f"FAILED: {said}" if line.get("ok") is False else said
 
 
 def main() -> int:
@@ -149,7 +159,7 @@ def main() -> int:
     parser.add_argument(
         "--only", nargs="+", choices=FIGURES, default=[], metavar="NAME", help=", ".join(FIGURES)
     )
-    parser.add_argument("--out", type=Path, help="folder for lines.jsonl, table.txt and log.txt")
+    parser.add_argument("--out", type=Path, help="folder for lines.jsonl, table.md and log.txt")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.child:
@@ -170,7 +180,7 @@ def main() -> int:
             print(text, flush=True)
             print(text, file=kept, flush=True)
             lines += [] if "skipped" in line and line in lines else [line]
-    (out / "table.txt").write_text(table(lines) + "\n")
+    (out / "table.md").write_text(table(lines) + "\n")
     failed = sum(line.get("ok") is False for line in lines)
     print(f"\n{table(lines)}\n\n{failed} failed, {time.monotonic() - started:.0f} s; all of it is in {out}")
     return 1 if failed else 0
