@@ -157,5 +157,16 @@ def test_a_cache_that_cannot_be_used_is_unscored(ask, server, tmp_path):
     assert ask("Paris", cache=broken / "deeper").value is None
 
 
+def test_a_cache_that_is_locked_or_damaged_costs_no_verdict(ask, server, tmp_path):
+    assert ask("Paris").value == 1
+    other = sqlite3.connect(tmp_path / "judge.sqlite", isolation_level=None)
+    other.execute("UPDATE answer SET text = 'maybe'")
+    assert ask("Paris").value == 1 and len(server.bodies) == 4  # asked again
+    other.execute("BEGIN EXCLUSIVE")
+    assert ask("Paris").value == 1 and len(server.bodies) == 4  # it can still be read
+    assert ask("Paris", rubric="Be kind.").value == 1  # and not written
+    other.close()
+
+
 def test_an_empty_reference_is_unscored(ask):
     assert ask("Paris", gold=" ").value is None

@@ -137,6 +137,22 @@ def test_a_bad_argument_is_refused():
 # ---- many at once
 
 
+def test_a_forked_child_has_a_sandbox_of_its_own():
+    run_python("")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writer, run_python("print('child')", timeout_s=60).stdout.encode())
+            sandbox.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 100) == b"child\n"
+    os.close(reader), os.close(writer)
+    assert run_python("print('parent')").stdout == "parent\n"
+
+
 def test_a_killed_zygote_is_started_again():
     run_python("")
     folder = sandbox._zygotes[()].base
