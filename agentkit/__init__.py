@@ -6,7 +6,6 @@ training load torch.
 """
 
 import importlib
-import os
 import sys
 
 __version__ = "0.1.0"
@@ -38,9 +37,6 @@ _ROOMS = (
     *("verifiers", "views"),
 )
 __all__ = [*_HOME, "evaluation", "sandbox", "verifiers"]
-
-if "torch" not in sys.modules:  # its threads sleep while they wait; spinning takes the core of the others
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _as_html(trajectory: object) -> str:

@@ -202,7 +202,7 @@ def test_ruff_has_nothing_to_say():
 
 
 # ---- size
-CEILING = 16_380  # statements of the package; 14,000 is the aim, tests/README.md says what stands in the way
+CEILING = 16_375  # statements of the package; 14,000 is the aim, tests/README.md says what stands in the way
 
 
 def test_the_package_stays_under_its_ceiling():

@@ -3,7 +3,6 @@
 Leaves out what Unsloth loads (unsloth.py) and servers that run elsewhere (serve.py).
 """
 
-import os
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -64,8 +63,7 @@ def load_agent(
     if model == SCRIPTED:
         return None, load_tokenizer(model, chat)
     if model == NANO:
-        sleeps = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"  # set before torch was loaded
-        torch.set_num_threads(min(2 if sleeps else 1, torch.get_num_threads()))
+        torch.set_num_threads(1)  # of a busy machine, two waited for each other
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = precision_of(precision)
     torch.backends.cuda.enable_cudnn_sdp(False)  # on Hopper it plans anew for each length of the keys
