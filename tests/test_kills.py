@@ -43,7 +43,7 @@ def _newest(run: Run) -> tuple[int, int, int]:
 
 
 KILLS = {  # who is killed, one after the other: its command line, when, and what the others then say
-    "command": (r"agentkit\.cli run", lambda run: _bar(run, "GRPO") and len({*_newest(run)}) == 1, ""),  # in the next rollouts
+    "command": (r"agentkit\.cli run", lambda run: run.steps and len({*_newest(run)}) == 1, ""),  # in the next rollouts
     "rank": (r"^\S+ -u -m agentkit\.training\.worker", lambda run: _bar(run, "rft"), r"RunError: .*process \d was ended by SIGKILL"),
     "kernel": (r"ipykernel_launcher|Work\(Lab", lambda run: _bar(run, "grpo, test"), "05_compare stopped: its kernel died.*run the same again"),
 }  # fmt: skip
