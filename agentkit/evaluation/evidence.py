@@ -24,7 +24,8 @@ _CODE = ("python", "code_interpreter")
 
 def answer_if(task: Task) -> dict:
     """What the answer is for each value of the last step, where the task says so."""
-    return task.meta.get("answer_if", {})
+    answers = task.meta.get("answer_if")  # a stranger's tasks may mean another thing by it
+    return answers if isinstance(answers, dict) else {}
 
 
 def writes_code(task: Task) -> bool:
