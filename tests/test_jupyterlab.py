@@ -18,6 +18,7 @@ from agentkit.runs import Run, read_jsonl
 pytestmark = pytest.mark.slow
 SMALL = {"n_tasks": 48, "sft_transcripts": 1, "test_samples": 1, "steps": 3, "prompts_per_step": 2, "group_size": 4,
          "micro_batch": 8, "val_every": 3, "val_tasks": 2, "save_every": 0, "preflight": "off"}  # fmt: skip
+WIDE = "figure => figure._fullLayout.width === figure.clientWidth"  # as the page is
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,7 @@ def test_buttons_work_while_the_training_cell_runs(opened, project, processes):
     wait_until(lambda: len(rows(run)) > 2)
     assert notebook.is_running()
     page.wait_for_selector(".jupyter-widgets .js-plotly-plot .xtick")
+    page.wait_for_function(f"() => ({WIDE})(document.querySelector('.jupyter-widgets .js-plotly-plot'))")
     clicked = max(rows(run))
     page.get_by_text("Stop after this step").click()
     assert problems(notebook.finished()) == []

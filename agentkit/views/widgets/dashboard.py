@@ -172,6 +172,8 @@ class Dashboard:
             curves.data = ()
             curves.add_traces(figure.data)
             curves.layout = figure.layout
+        for autosize in (False, True):  # plotly measures the page only when this changes
+            curves.layout.autosize = autosize
         panel.value = html.fragment(self._panel(metrics))
         extremes.value = html.fragment(self._extremes())
 
