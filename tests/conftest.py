@@ -24,9 +24,10 @@ settings.load_profile("agentkit")
 
 
 SLOWEST = (  # files that take a minute or more, the longest first; of what is not slow, test_notebooks takes the most
-    "test_jupyterlab", "test_notebooks", "test_launch", "test_own_work", "test_vllm", "test_sweep_runs", "test_kills",
-    "test_half_precision", "test_cards", "test_commands", "test_shard", "test_real_recipes", "test_memory",
-    "test_hindsight", "test_autopsies", "test_drawing", "test_unsloth", "test_gpu_script", "test_tcr", "test_image",
+    "test_real_recipes", "test_jupyterlab", "test_notebooks", "test_launch", "test_own_work", "test_vllm",
+    "test_sweep_runs", "test_kills", "test_half_precision", "test_cards", "test_commands", "test_shard",
+    "test_memory", "test_hindsight", "test_autopsies", "test_drawing", "test_unsloth", "test_gpu_script",
+    "test_tcr", "test_image",
 )  # fmt: skip
 
 
