@@ -112,7 +112,7 @@ def test_an_interrupted_training_says_what_is_kept_and_its_cell_alone_goes_on(op
     notebook.run_all()
     wait_until(lambda: len(rows(run)) > 2)
     notebook.interrupt()
-    *_, stopped = problems(notebook.finished())
+    stopped, *_ = problems(notebook.finished())
     done = max(rows(run))
     kept = run.file("train", "checkpoints", f"checkpoint-{done}")
     assert re.fullmatch(f"TrainingStopped: stopped (by SIGINT )?after step {done}; {kept} holds .*", stopped)
