@@ -24,16 +24,13 @@ def std(values):
     return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
 
 
-@pytest.mark.parametrize(
-    ("estimator", "expected"),
-    [
-        ("group", [a / (0.5 + 1e-4) for a in CENTERED[:4]] + [a / (ROOT + 1e-4) for a in CENTERED[4:]]),
-        ("dr_grpo", CENTERED),
-        ("rloo", [1.0, -1 / 3, -1 / 3, -1 / 3, -2.0, 2.0]),
-        ("batch_std", [a / (std([1, 0, 0, 0, 2, 4]) + 1e-4) for a in CENTERED]),
-        ("reinforce_baseline", [a / (std(CENTERED) + 1e-4) for a in CENTERED]),
-    ],
-)
+@pytest.mark.parametrize(("estimator", "expected"), [
+    ("group", [a / (0.5 + 1e-4) for a in CENTERED[:4]] + [a / (ROOT + 1e-4) for a in CENTERED[4:]]),
+    ("dr_grpo", CENTERED),
+    ("rloo", [1.0, -1 / 3, -1 / 3, -1 / 3, -2.0, 2.0]),
+    ("batch_std", [a / (std([1, 0, 0, 0, 2, 4]) + 1e-4) for a in CENTERED]),
+    ("reinforce_baseline", [a / (std(CENTERED) + 1e-4) for a in CENTERED]),
+])  # fmt: skip
 def test_estimators_on_two_groups(estimator, expected):
     assert estimate(REWARDS, GROUPS, estimator).tolist() == pytest.approx(expected, abs=1e-6)
 
@@ -62,15 +59,14 @@ def test_labels_may_be_anything_in_any_order():
 def test_gdpo_keeps_apart_what_a_sum_would_merge():
     """Right without format and wrong with format sum to the same; normalised apart and weighted, they differ."""
     components = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
-    found = estimate(components.sum(1), torch.zeros(4, dtype=torch.int64), "gdpo", components=components)
+    given = components.sum(1), [0] * 4, "gdpo"
+    found = estimate(*given, components=components)
     right = [x / (0.5 + 1e-4) for x in (0.75, -0.25, -0.25, -0.25)]
     form = [x / (std([0, 1, 0, 1]) + 1e-4) for x in (-0.5, 0.5, -0.5, 0.5)]
     summed = [a + b for a, b in zip(right, form, strict=True)]
     assert found.tolist() == pytest.approx([a / (std(summed) + 1e-4) for a in summed], abs=1e-5)
     assert found[0] > found[1] > found[2]
-    only = estimate(
-        components.sum(1), [0] * 4, "gdpo", components=components, weights=torch.tensor([1.0, 0.0])
-    )
+    only = estimate(*given, components=components, weights=torch.tensor([1.0, 0.0]))
     assert only.tolist() == pytest.approx([a / (std(right) + 1e-4) for a in right], abs=1e-5)
 
 
@@ -85,13 +81,9 @@ def test_gdpo_leaves_out_unscored_components_and_trajectories():
 
 
 # ---- turns
-SPANS = [[(0, 2), (3, 5)], [(0, 1), (4, 6)]]
-
-
 def test_a_turns_tokens_carry_its_own_and_the_outcomes_advantage():
-    found = estimate(
-        [1.0, 0.0], [0, 0], "turn", turn_rewards=[[2.0, None], [0.0, None]], spans=SPANS, length=7
-    )
+    given = {"turn_rewards": [[2.0, None], [0.0, None]], "spans": [[(0, 2), (3, 5)], [(0, 1), (4, 6)]]}
+    found = estimate([1.0, 0.0], [0, 0], "turn", **given, length=7)
     outcome, own = 0.5 / (math.sqrt(0.5) + 1e-4), 1.0 / (ROOT + 1e-4)
     first, last = own + outcome, outcome
     expected = [[first, first, 0, last, last, 0, 0], [-first, 0, 0, 0, -last, -last, 0]]
@@ -100,10 +92,8 @@ def test_a_turns_tokens_carry_its_own_and_the_outcomes_advantage():
 
 
 def test_turns_of_unequal_number_and_unscored_trajectories():
-    spans = [[(0, 1), (1, 2)], [(0, 1)], [(0, 1)]]
-    found = estimate(
-        [1.0, 0.0, None], [0, 0, 0], "turn", turn_rewards=[[1.0, 3.0], [0.0], [9.0]], spans=spans, length=2
-    )
+    given = {"turn_rewards": [[1.0, 3.0], [0.0], [9.0]], "spans": [[(0, 1), (1, 2)], [(0, 1)], [(0, 1)]]}
+    found = estimate([1.0, 0.0, None], [0, 0, 0], "turn", **given, length=2)
     outcome = 0.5 / (math.sqrt(0.5) + 1e-4)
     alone = [2 * outcome, outcome]  # nobody else had a second turn
     assert found[0].tolist() == pytest.approx(alone, abs=1e-6)
@@ -118,29 +108,18 @@ def test_step_groups_compare_turns_that_met_the_same_state():
     found = estimate([1.0, 0.0], [0, 0], "step", states=[["s", "t"], ["s"]], spans=spans, length=3)
     episode = 0.5 / (math.sqrt(0.5) + 1e-4)
     shared = 0.475 / (std([0.95, 0.0]) + 1e-4)
-    assert found.tolist() == [
-        pytest.approx([episode + shared, episode, 0.0], abs=1e-6),
-        pytest.approx([-episode - shared, 0.0, 0.0], abs=1e-6),
-    ]
-
-
-def test_a_state_of_another_task_is_another_state():
-    spans = [[(0, 1)], [(0, 1)]]
-    found = estimate([1.0, 0.0], [0, 1], "step", states=[["s"], ["s"]], spans=spans, length=1)
-    assert found.tolist() == [[0.0], [0.0]]
+    expected = [[episode + shared, episode, 0.0], [-episode - shared, 0.0, 0.0]]
+    assert found.tolist() == [pytest.approx(row, abs=1e-6) for row in expected]
+    alone = estimate([1.0, 0.0], [0, 1], "step", states=[["s"], ["s"]], spans=[[(0, 1)]] * 2, length=1)
+    assert alone.tolist() == [[0.0], [0.0]], "a state of another task is another state"
 
 
 def test_step_groups_leave_an_unscored_trajectory_out():
-    spans = [[(0, 1), (1, 2)]] * 3
-    found = estimate(
-        [2.0, 1.0, None], [0] * 3, "step", states=[["s", "x"], ["s", "x"], ["s", "x"]], spans=spans, length=2,
-    )  # fmt: skip
+    given = {"states": [["s", "x"]] * 3, "spans": [[(0, 1), (1, 2)]] * 3}
+    found = estimate([2.0, 1.0, None], [0] * 3, "step", **given, length=2)
     one = 0.5 / (math.sqrt(0.5) + 1e-4)
-    assert found.tolist() == [
-        pytest.approx([2 * one] * 2, rel=1e-4),
-        pytest.approx([-2 * one] * 2, rel=1e-4),
-        [0.0, 0.0],
-    ]
+    assert found[:2].tolist() == [pytest.approx([x, x], rel=1e-4) for x in (2 * one, -2 * one)]
+    assert found[2].tolist() == [0.0, 0.0]
 
 
 # ---- from trajectories

@@ -112,12 +112,11 @@ def test_each_habit_on_a_literal(name, trajectory, wanted):
     assert (sum(values), len(values)) == wanted
 
 
-@pytest.mark.parametrize(
-    "text", ["\ud800", "\0", "9" * 500, "1e999999", "(" * 100_000, "a" * 1_000_000, "−5"]
-)
-def test_nothing_a_model_wrote_breaks_the_reading(text):
-    t = made(RATIO, text, ToolResult(text[:50], {"q": text}, text, True), SUDAN)
-    assert failure_class(t, RATIO) in FAILURES and len(behaviour({"sft": [t]}, TASKS)) == len(HABITS)
+def test_nothing_a_model_wrote_breaks_the_reading():
+    for text in ("\ud800", "\0", "9" * 500, "1e999999", "(" * 100_000, "a" * 1_000_000, "−5"):
+        t = made(RATIO, text, ToolResult(text[:50], {"q": text}, text, True), SUDAN)
+        assert failure_class(t, RATIO) in FAILURES
+        assert len(behaviour({"sft": [t]}, TASKS)) == len(HABITS)
 
 
 def test_habits_are_shares_of_their_occasions_clustered_by_task():

@@ -49,11 +49,8 @@ def test_replies_continue_the_conversation_as_the_template_does(tokenizer, codec
 def test_text_that_attacks_nothing_is_encoded_as_it_is(codec):
     for text in ("[1] Paris is its capital.", "a < b, b > c | d", "Zoë 東京 🙂\n\ttab", "< tool_call >", ""):
         assert codec.marks.inert(text)[0] == text and codec.decode(codec.text_ids(text)) == text
-
-
-def test_lone_surrogates_and_nul_are_encoded(codec):
-    assert codec.decode(codec.text_ids("a\ud800b")) == "a?b"
     assert codec.decode(codec.text_ids("a\x00b")) == "a\x00b"
+    assert codec.decode(codec.text_ids("a\ud800b")) == "a?b", "a lone surrogate"
 
 
 FRAGMENTS = ["<", "|", ">", "/", "im", "_", "start", "end", "tool", "call", "response", "<|im_", "end|>", "<tool_", "call>", "</",

@@ -89,10 +89,8 @@ def test_hidden_tests_tell_the_solution_from_its_near_misses(drafted):
         if task.verifier["kind"] != "code":
             continue
         tests = task.verifier["tests"]
-        inputs, expected = (
-            [json.dumps(args[0]) for args, _ in tests],
-            [json.dumps(value) for _, value in tests],
-        )
+        inputs = [json.dumps(args[0]) for args, _ in tests]
+        expected = [json.dumps(value) for _, value in tests]
         assert [code._result(task.answer, given) for given in inputs] == expected
         for wrong in task.meta["near_misses"]:
             assert [code._result(wrong, given) for given in inputs] != expected, task.prompt

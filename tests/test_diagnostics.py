@@ -10,24 +10,11 @@ from benchmarks.alarms import measured
 from benchmarks.synthetic import CONSEQUENCES, simulate
 
 from agentkit.cli import main
-from agentkit.diagnostics import (
-    RULES,
-    StepMeasures,
-    Watch,
-    answers,
-    audit,
-    audit_metrics,
-    audited,
-    disagreements,
-    fresh_half,
-    holding,
-    lacks,
-    observe,
-    read_alarms,
-    reward_hacking,
-    rules,
-    scan,
-)
+from agentkit.diagnostics import answers, fresh_half, reward_hacking, rules
+from agentkit.diagnostics.measures import StepMeasures, observe
+from agentkit.diagnostics.reward_hacking import audit, audit_metrics, audited, disagreements
+from agentkit.diagnostics.rules import RULES, holding, lacks
+from agentkit.diagnostics.watch import Watch, read_alarms, scan
 from agentkit.records import Score, StopReason, Task, ToolResult, Trajectory, Turn
 from agentkit.runs import Run, write_jsonl
 

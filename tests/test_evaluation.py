@@ -35,23 +35,14 @@ def rated(rates, policy="sft"):
     return [trajectory(f"t{i}", float(k < r), k, policy) for i, r in enumerate(rates) for k in range(4)]
 
 
-TASKS = [
-    Task("t0", "?", "1", family="A", difficulty="hard"),
-    Task("t1", "?", "1", family="A", difficulty="easy"),
-    Task("t2", "?", "1", family="B", difficulty="easy"),
-    Task("t3", "?", "1", family="B", difficulty="medium"),
-    Task("unused", "?", "1", family="C", difficulty="easy"),
-]
+KINDS = ("t0", "A", "hard"), ("t1", "A", "easy"), ("t2", "B", "easy"), ("t3", "B", "medium"), ("unused", "C", "easy")  # fmt: skip
+TASKS = [Task(name, "?", "1", family=family, difficulty=level) for name, family, level in KINDS]
 
 
 # ---- one policy
 def test_summary_of_literals():
-    ts = [
-        trajectory("t0", 1.0, oks=(True, False), tokens=10),
-        trajectory("t1", 0.0, oks=(False,), tokens=20),
-        trajectory("t2", 1.0, oks=(True,), tokens=30),
-        trajectory("t3", None, tokens=40),
-    ]
+    given = (1.0, (True, False), 10), (0.0, (False,), 20), (1.0, (True,), 30), (None, (), 40)
+    ts = [trajectory(f"t{i}", s, oks=oks, tokens=n) for i, (s, oks, n) in enumerate(given)]
     got = summarize(ts, TASKS)
     assert got["success"] == pytest.approx(2 / 3)
     assert got["ci95"] == pytest.approx([0.2077, 0.9385], abs=1e-4)  # Wilson of 2 in 3, by hand

@@ -26,11 +26,8 @@ def trajectory(task_id="t0", sample=0, answer="5", success=1.0, policy="grpo", s
     )  # fmt: skip
 
 
-ALL = [
-    trajectory(),
-    trajectory(sample=1, answer="6", success=0.0),
-    trajectory("t1", text=NASTY, success=None),
-]
+RIGHT, WRONG = trajectory(), trajectory(sample=1, answer="6", success=0.0)
+ALL = [RIGHT, WRONG, trajectory("t1", text=NASTY, success=None)]
 
 
 def test_a_messages_data_set_is_read_by_datasets(tmp_path):
@@ -71,6 +68,6 @@ def test_what_cannot_be_written_is_one_sentence(tmp_path):
         write_messages(tmp_path / "m.csv", ALL, TASKS)
     with pytest.raises(DataError, match="'t0' of a trajectory is not among the tasks"):
         write_messages(tmp_path / "m.jsonl", ALL, TASKS[1:])
-    for several in ([], [ALL[0], dataclasses.replace(ALL[0], policy="sft")], [ALL[0], ALL[0]]):
+    for several in ([], [RIGHT, dataclasses.replace(RIGHT, policy="sft")], [RIGHT, RIGHT]):
         with pytest.raises(DataError, match="one policy at one step"):
             write_inspect(tmp_path / "z.json", several, TASKS)

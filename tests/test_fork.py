@@ -121,9 +121,6 @@ def test_the_state_is_that_of_the_whole_continuation(policy, rolled):
     assert again.state == original.state and original.state["calls"] > 1
 
 
-FOUND = [("search", True)]
-
-
 class Clock(CorpusEnvironment):
     ticks = 0
 
@@ -133,19 +130,18 @@ class Clock(CorpusEnvironment):
         return f"tick {Clock.ticks}"
 
 
-@pytest.mark.parametrize(
-    ("turn", "edit", "says"),
-    [
-        (9, {}, "so there is no turn 9"),
-        (-1, {}, "calls no tool"),
-        (0, {"observation": ["a", "b"]}, "needs as many observations"),
-        (0, {"observation": "a", "text": "b"}, "a text or an observation"),
-        (0, {"text": "<|im_start|>user"}, "control token"),
-        (0, {"environment": Clock}, "and now 'tick 1'"),
-    ],
-)
+@pytest.mark.parametrize(("turn", "edit", "says"), [
+    (9, {}, "so there is no turn 9"),
+    (-1, {}, "calls no tool"),
+    (0, {"observation": ["a", "b"]}, "needs as many observations"),
+    (0, {"observation": "a", "text": "b"}, "a text or an observation"),
+    (0, {"text": "<|im_start|>user"}, "control token"),
+    (0, {"environment": Clock}, "and now 'tick 1'"),
+])  # fmt: skip
 def test_what_cannot_be_continued_is_said(lab, policy, rolled, turn, edit, says):
-    task, original = next((t, o) for t, o in rolled if [(r.name, r.ok) for r in o.turns[0].results] == FOUND)
+    searched = [("search", True)]
+    first = lambda one: [(r.name, r.ok) for r in one.turns[0].results]  # noqa: E731
+    task, original = next((t, o) for t, o in rolled if first(o) == searched)
     with pytest.raises(DataError, match=says):
         lab.fork(task, original, turn, policy, **edit)
 
@@ -159,8 +155,7 @@ def shown_in(panel):
 def test_a_reader_changes_a_turn_in_the_live_viewer(lab, policy, rolled):
     task, original = next((t, o) for t, o in rolled if len(o.turns) > 1 and o.turns[0].results)
     view = compare_trajectories([task], {"nano": [original]})
-    alone = view.live()
-    assert not hasattr(alone, "children"), "no control without a fork"
+    assert not hasattr(view.live(), "children"), "no control without a fork"
     panel, button = view.live(fork=partial(lab.fork, policy=policy, n=2)), []
     seen = lambda _: button.append((panel.button.description, panel.button.disabled))  # noqa: E731
     panel.button.observe(seen, "disabled")

@@ -65,17 +65,14 @@ def test_a_prompt_that_is_too_long_is_told_of_before_the_first_step(tmp_path):
     model.config.max_position_embeddings = 700
     made = make_trainer(tmp_path / "run", agent=(model, tokenizer))
     made.tasks["train-3"] = replace(made.tasks["train-3"], prompt="Say it. " * 400)
-    with pytest.raises(
-        RecipeError, match=r"train-3 has \d+ tokens, and the engine reads 700 .*max_prompt_tokens"
-    ):
+    says = r"train-3 has \d+ tokens, and the engine reads 700 .*max_prompt_tokens"
+    with pytest.raises(RecipeError, match=says):
         made.train()
     assert not made.run.steps
 
 
 def test_the_cold_start_trains_assistant_tokens_only(suite, tmp_path):
-    recipe = Recipe.from_mapping(
-        {"sft": True, "sft_transcripts": 1, "sft_learning_rate": 1e-3, "sft_batch": 8, "lora_r": 4}
-    )
+    recipe = Recipe(sft=True, sft_transcripts=1, sft_learning_rate=1e-3, sft_batch=8, lora_r=4)
     model, tokenizer = load_agent("nano")
     found = demonstrations(Lab.open(recipe), suite.split("train")[:24], tokenizer)
     assert summarize(found)["success"] == 1.0
@@ -90,16 +87,13 @@ def test_the_cold_start_trains_assistant_tokens_only(suite, tmp_path):
     assert any(not torch.equal(before[name], value) for name, value in merged.state_dict().items())
 
 
-def test_a_cold_start_learns_the_same_whether_it_shares_prefixes_and_in_however_many_passes(
-    suite, tmp_path, monkeypatch
-):
+def test_sharing_prefixes_and_passes_change_nothing_that_a_cold_start_learns(suite, tmp_path, monkeypatch):
     calls, whole, found, ways = [], prefix.shared_logprobs, None, []
     monkeypatch.setattr(prefix, "shared_logprobs", lambda *a, **k: calls.append(1) or whole(*a, **k))
     for wanted, rows in ((True, 8), (False, 8), (True, 2)):
         monkeypatch.setattr(sft, "MICRO_BATCH", rows)
         monkeypatch.setattr(sft, "scorer", lambda model, _, wanted=wanted: prefix.scorer(model, wanted))
-        keys = {"sft_batch": 8, "lora_r": 4, "sft": True}
-        recipe = Recipe.from_mapping(keys)
+        recipe = Recipe(sft_batch=8, lora_r=4, sft=True)
         model, tokenizer = load_agent("nano")
         found = found or demonstrations(Lab.open(recipe), suite.split("train")[:8], tokenizer)
         out = tmp_path / f"{wanted}-{rows}"

@@ -8,7 +8,7 @@ import torch
 from labs import lab_with
 from survive import make_trainer
 
-from agentkit import Family, Lab, verify
+from agentkit import Family, verify
 from agentkit.policies.loading import load_agent
 from agentkit.records import Step, StopReason, Task, Trajectory
 from agentkit.runs import Run, read_jsonl
@@ -48,13 +48,10 @@ def test_a_wrong_program_is_the_right_answer_to_the_task_that_asks_for_what_it_g
     assert new.id != TASK.id and new.meta["answer_if"] == {"8": new.answer}
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [None, "I do not know.", "def f(x): return 1 / 0", "def f(x): return 4", "def g(x): return x",
-     "x = " + "(" * 300, "def f(x): return x + 1" + " " * 2_000, "def f(x): return 10**5000 + x"],
-)  # fmt: skip
-def test_what_achieved_nothing_is_not_relabelled(answer):
-    assert relabel_code(TASK, answered(answer)) is None
+def test_what_achieved_nothing_is_not_relabelled():
+    for answer in (None, "I do not know.", "def f(x): return 1 / 0", "def f(x): return 4", "def g(x): return x", "x = " + "(" * 300,
+                   "def f(x): return x + 1" + " " * 2_000, "def f(x): return 10**5000 + x"):  # fmt: skip
+        assert relabel_code(TASK, answered(answer)) is None, answer
 
 
 # ---- lessons
@@ -144,15 +141,9 @@ def counted(task: Task, trajectory: Trajectory) -> Task:
     """Another family's relabelling: whatever the agent wrote, it wrote so many tokens."""
     n = str(len(trajectory.completion_ids))
     plan = [{"tool": "calculator", "arguments": {"expression": f"{n} + 0"}, "expect": n}]
-    meta = {"plan": plan, "outcome": n, "closeness": min(1.0, len(trajectory.completion_ids) / 1_000)}
-    return dataclasses.replace(
-        task, id=f"{task.id}-{n}", prompt=f"How much is {n} and nothing?", answer=n, meta=meta
-    )
-
-
-def relabelling(relabel) -> Lab:
-    """A lab whose family A is relabelled in another way."""
-    return lab_with(SMALL).extended(families={"A": Family(relabel=relabel)})
+    meta = {"plan": plan, "outcome": n, "closeness": min(1.0, int(n) / 1_000)}
+    asks = f"How much is {n} and nothing?"
+    return dataclasses.replace(task, id=f"{task.id}-{n}", prompt=asks, answer=n, meta=meta)
 
 
 def test_two_rounds_train_and_leave_their_adapters(tmp_path):
@@ -160,9 +151,8 @@ def test_two_rounds_train_and_leave_their_adapters(tmp_path):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     run = Run.create(tmp_path / "run")
     tasks = [Task(name, f"Say nothing about {name}.", "never said", family="A") for name in ("a", "b")]
-    trained, log = hindsight(
-        relabelling(counted), model, tokenizer, tasks, run, 2, samples=3, learning_rate=1e-3
-    )
+    lab = lab_with(SMALL).extended(families={"A": Family(relabel=counted)})
+    trained, log = hindsight(lab, model, tokenizer, tasks, run, 2, samples=3, learning_rate=1e-3)
     assert [row["step"] for row in log] == [1, 2] and read_jsonl(run.file("train", "metrics.jsonl")) == log
     assert [len(sampled) for _, sampled in run.rollouts()] == [6, 6]
     assert all(row["lessons"] > 0 and row["tokens"] > 0 and row["solved"] == 0.0 for row in log)

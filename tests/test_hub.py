@@ -88,11 +88,13 @@ def load_one(name: str, row: dict, tmp_path: Path):
     ("2wikimultihopqa", TWOWIKI, "Małgorzata Braunek", ["małgorzata braunek"], ["Xawery Żuławski"]),
     ("triviaqa", TRIVIA, "La Paz", ["Nuestra Señora de La Paz", "la paz"], ["Sucre", "La Paz or Sucre"]),
     ("gsm8k", GSM8K, "1072", ["1072", "1,072"], ["72", "1072 or 72"]),
+    ("gsm8k", GSM8K | {"answer": "x #### -70,000,000"}, "-70000000", ["-70,000,000"], ["70000000"]),
+    ("gsm8k", GSM8K | {"answer": "x #### $1,000.5"}, "$1000.5", ["$1,000.5"], ["1000"]),
     ("mbpp", MBPP, None, [MBPP["code"]], ["def remove_Occ(s, ch): return s", "remove_Occ"]),
     ("mbpp", MBPP_CLEAN, None, ["def both(x, y): return [v for v in x if v in y]"], ["def both(a, b): return a"]),
     ("humaneval", HUMANEVAL, None, ["def decode_cyclic(s):\n    return s[-1] + s[:-1]"],
      ["def decode_cyclic(s): return s", HUMANEVAL["prompt"]]),
-], ids=["hotpotqa", "2wiki", "triviaqa", "gsm8k", "mbpp", "mbpp-sanitized", "humaneval"])  # fmt: skip
+], ids=["hotpotqa", "2wiki", "triviaqa", "gsm8k", "millions", "dollars", "mbpp", "mbpp-sanitized", "humaneval"])  # fmt: skip
 def test_a_row_of_each_schema_becomes_a_task(tmp_path, name, row, answer, right, wrong):
     task = load_one(name, row, tmp_path)
     assert answer is None or task.answer == answer
@@ -123,12 +125,6 @@ def test_the_five_sources_of_open_agentrl(tmp_path):
     assert [verify(task, text).value for task, text in zip(tasks, wrong, strict=True)] == [0] * 7
     assert tasks[0].prompt == "Solve deepscaler." and "Solve" in tasks[4].prompt
     assert [r for r in audit(tasks) if not r["passed"]] == []  # code rows come without a reference solution
-
-
-@pytest.mark.parametrize(("written", "answer"), [("-70,000,000", "-70000000"), ("$1,000.5", "$1000.5")])
-def test_commas_between_thousands_are_left_out(tmp_path, written, answer):
-    task = load_one("gsm8k", GSM8K | {"answer": f"x #### {written}"}, tmp_path)
-    assert task.answer == answer and verify(task, written).value == verify(task, answer).value == 1
 
 
 GOOD = {"hotpotqa": HOTPOT, "2wikimultihopqa": TWOWIKI, "triviaqa": TRIVIA, "gsm8k": GSM8K, "mbpp": MBPP,

@@ -106,15 +106,8 @@ def test_notebooks_go_on_whoever_was_killed_and_nobody_is_left(tmp_path):
     """With two cards in sight: agentkit run in a step, a process in a control, a kernel in the test."""
     run, startup = Run(tmp_path / "run"), tmp_path / "profile_default" / "startup"
     (tmp_path / "small.yaml").write_text(json.dumps(SMALL))
-    command = [
-        sys.executable,
-        "-m",
-        "agentkit.cli",
-        "run",
-        str(tmp_path / "small.yaml"),
-        "--run",
-        str(run.path),
-    ]
+    words = ["run", str(tmp_path / "small.yaml"), "--run", str(run.path)]
+    command = [sys.executable, "-m", "agentkit.cli", *words]
     undisturbed([*command, "--to", "02"], dict(os.environ))
     startup.mkdir(parents=True)
     (startup / "seen.py").write_text(SEEN.format(2))

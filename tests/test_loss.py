@@ -1,5 +1,6 @@
 """The loss against TRL's own, on literals: for each loss type and level, whole and in parts."""
 
+from collections import defaultdict
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -51,9 +52,8 @@ def trl_loss(loss: Loss, batch: Batch, logprobs: torch.Tensor, parts: int) -> tu
         importance_sampling_level=loss.level, current_gradient_accumulation_steps=parts, use_vllm=False,
         aux_loss_enabled=False, top_entropy_quantile=1.0, off_policy_mask_threshold=None,
         _entropy_bonus_enabled=False, vllm_importance_sampling_correction=False,
-        _metrics={"train": {}},
+        _metrics={"train": defaultdict(list)},
     )  # fmt: skip
-    trainer._metrics["train"] = Columns()
     total = torch.zeros(())
     for rows in torch.arange(4).chunk(parts):
         trainer._get_per_token_logps_and_entropies = lambda *a, r=rows, **k: (
@@ -65,24 +65,11 @@ def trl_loss(loss: Loss, batch: Batch, logprobs: torch.Tensor, parts: int) -> tu
     return total.item(), {name: values[-1] for name, values in trainer._metrics["train"].items()}
 
 
-class Columns(dict):
-    def __missing__(self, name: str) -> list:
-        return self.setdefault(name, [])
-
-
 def as_trl(part: Batch, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
-    given = {
-        "prompt_ids": part.ids[:, :1],
-        "prompt_mask": part.real[:, :1],
-        "completion_ids": part.ids[:, 1:],
-    }
-    given |= {
-        "completion_mask": part.real[:, 1:],
-        "tool_mask": part.mask.long(),
-        "num_items_in_batch": tokens,
-    }
-    given |= {"advantages": part.advantages, "old_per_token_logps": part.old}
-    return given | {"ref_per_token_logps": part.reference}
+    given = {"prompt_ids": part.ids[:, :1], "prompt_mask": part.real[:, :1]}
+    given |= {"completion_ids": part.ids[:, 1:], "completion_mask": part.real[:, 1:]}
+    given |= {"tool_mask": part.mask.long(), "num_items_in_batch": tokens, "advantages": part.advantages}
+    return given | {"old_per_token_logps": part.old, "ref_per_token_logps": part.reference}
 
 
 def our_loss(loss: Loss, batch: Batch, logprobs: torch.Tensor, split: list[torch.Tensor]) -> float:

@@ -102,10 +102,8 @@ def made(kind: str) -> PreTrainedTokenizerFast:
     """A small tokenizer with the control tokens and the way of another family."""
     control = CONTROL[kind]
     found = Tokenizer(models.BPE(byte_fallback=kind == "sentencepiece"))
-    found.pre_tokenizer, found.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        decoders.ByteLevel(),
-    )
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    found.decoder = decoders.ByteLevel()
     if kind == "sentencepiece":
         found.pre_tokenizer, found.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     if kind == "normalising":

@@ -47,9 +47,8 @@ def outside(tmp_path_factory):
                 connection.close()
 
         threading.Thread(target=serve, daemon=True).start()
-        yield SimpleNamespace(
-            home=home, port=server.getsockname()[1], unix=home / "socket", touched=touched, local=local
-        )
+        _, port = server.getsockname()
+        yield SimpleNamespace(home=home, port=port, unix=home / "socket", touched=touched, local=local)
         server.shutdown(socket.SHUT_RDWR)
     del os.environ["AGENTKIT_TEST_SECRET_KEY"]
     sandbox.close()
@@ -59,10 +58,10 @@ def filled(code: str, outside: SimpleNamespace) -> str:
     places = {
         "HOME": outside.home,
         "SECRET": outside.home / "secret",
-        "PARENT": os.getpid(),
-        "PORT": outside.port,
+        "UNIX": outside.unix,
+        "CORPUS": SHIPPED,
     }
-    places |= {"UNIX": outside.unix, "LITTER": "agentkit-litter", "CORPUS": SHIPPED}
+    places |= {"PARENT": os.getpid(), "PORT": outside.port, "LITTER": "agentkit-litter"}
     for name, value in places.items():
         code = code.replace(f"'{name}'", f"'{value}'").replace(f"b'{name}'", f"b'{value}'")
         code = code.replace(name, str(value)) if name in ("PARENT", "PORT", "LITTER", "HOME") else code
@@ -71,13 +70,10 @@ def filled(code: str, outside: SimpleNamespace) -> str:
 
 def leftovers(outside: SimpleNamespace) -> list[str]:
     """Every trace of a program on this machine."""
-    litter = [
-        p
-        for f in (outside.home, Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
-        for p in f.glob("agentkit-litter*")
-    ]
+    folders = outside.home, Path("/tmp"), Path("/var/tmp"), Path("/dev/shm")
+    litter = [str(path) for folder in folders for path in folder.glob("agentkit-litter*")]
     bases = [Path(z.base) for z in sandbox._zygotes.values()]
-    return [*map(str, litter), *(str(p) for base in bases for p in base.iterdir()), *outside.touched]
+    return [*litter, *(str(path) for base in bases for path in base.iterdir()), *outside.touched]
 
 
 def got_out(program: Program, outside: SimpleNamespace) -> str:

@@ -131,9 +131,8 @@ def test_long_prompts_are_left_out_of_every_split(tmp_path, drafted):
     tasks = [replace(suite.tasks[0], id="long", prompt="word " * 900), *suite.tasks[1:]]
     Suite(tasks).save(run.file("tasks.jsonl"), force=True)
     short = Lab.open(lab.recipe.used() | {"max_prompt_tokens": 600})
-    with pytest.warns(
-        UserWarning, match="1 of 30 tasks are left out, .* max_prompt_tokens 600, such as long"
-    ):
+    told = "1 of 30 tasks are left out, .* max_prompt_tokens 600, such as long"
+    with pytest.warns(UserWarning, match=told):
         assert [t.id for t in short.load(run)] == [t.id for t in tasks[1:]]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
