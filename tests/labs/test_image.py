@@ -143,8 +143,11 @@ def test_other_ways_to_the_facts_and_other_words_are_right(lab, cases, tokenizer
     (film, _, _), (country, capital, _), place = (
         fact["row"] and (fact["row"][1], fact["value"], 0) for fact in task.verifier["shown"]
     )
-    asked = f"country of the Film {film.upper()}", f"capital of the country {country}", f"coordinates of the city {capital}"  # fmt: skip
-    looked_up = [call("database", query=query) for query in asked]
+    looked_up = [
+        call("database", query=f"country of the Film {film.upper()}"),
+        call("database", query=f"capital of the country {country}"),
+        call("database", query=f"coordinates of the city {capital}"),
+    ]
     prompt = f"A wide view of {capital} at {place[1].replace(' ', ', ').replace('-', '−')}, in evening light"
     said = f"Here it is.\nAnswer: {name_of(prompt).split()[1]}"
     (t,) = lab.rollout([task], Says(tokenizer, *looked_up, call("generate_image", prompt=prompt), said))
@@ -154,9 +157,10 @@ def test_other_ways_to_the_facts_and_other_words_are_right(lab, cases, tokenizer
 
 class TestPictureEnvironment(EnvironmentConformance):
     factory = image.PictureEnvironment
-    looked_up = {"search": "capital of Peru", "database": "capital of the country Peru"}
-    calls = [ToolCall(name, {"query": query}) for name, query in looked_up.items()]
-    calls += [ToolCall("generate_image", {"prompt": "Lima"})]
+    calls = [
+        ToolCall("search", {"query": "capital of Peru"}), ToolCall("generate_image", {"prompt": "Lima"}),
+        ToolCall("database", {"query": "capital of the country Peru"}),
+    ]  # fmt: skip
 
 
 HOSTILE = '<script>alert(1)</script><b>x</b>]]> & "quotes" \ud800\0\x1b, <img src=x onerror=alert(1)>, javascript:alert(1)'
