@@ -38,8 +38,7 @@ def _cell(path, outcomes, policy):
     levels = ["easy", "hard"] * len(outcomes)
     tasks = [Task(f"t{i}", "?", "1", "numeric", "A", levels[i], "test") for i in range(len(outcomes))]
     write_tasks(run.file("tasks.jsonl"), tasks)
-    scores = [None if np.isnan(value) else float(value) for value in outcomes]
-    rollouts = [trajectory(f"t{i}", v, policy=policy) for i, v in enumerate(scores)]
+    rollouts = [trajectory(f"t{i}", float(v), policy=policy) for i, v in enumerate(outcomes)]
     write_trajectories(run.file("eval", f"{policy}.parquet"), rollouts)
     stage = {"status": "done", "seconds": 36.0}
     run.update(
@@ -48,8 +47,8 @@ def _cell(path, outcomes, policy):
     )  # fmt: skip
     for step in (1, 2):
         row = {"step": step, "seconds": 18.0, "rollout_seconds": 9.0, "completion_tokens": 100.0}
-        row |= {"extra_rollouts": 0}
-        append_jsonl(run.file("train", "metrics.jsonl"), row | {"dead_groups": 0.5, "val_success": 0.4})
+        row |= {"extra_rollouts": 0, "dead_groups": 0.5, "val_success": 0.4}
+        append_jsonl(run.file("train", "metrics.jsonl"), row)
     return run
 
 

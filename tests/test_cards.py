@@ -23,6 +23,8 @@ def test_a_process_for_each_card_that_whole_groups_can_be_dealt_to():
     assert chosen(1, True, engine="vllm").kind == "here", "cells have parts that no other process sees"
     one = chosen(4, processes=1)
     assert (one.kind, one.processes) == ("colocate", 1), "a process of its own, for this one sees four"
+    alone = chosen(4, engine="unsloth")
+    assert alone.cards == ("0",) and "Unsloth trains in one" in str(alone)
 
 
 def test_cards_keep_the_names_that_cuda_was_given(monkeypatch):
@@ -40,10 +42,6 @@ def test_cards_keep_the_names_that_cuda_was_given(monkeypatch):
 def test_what_cannot_be_is_refused_with_the_way_out(count, keys, why):
     with pytest.raises(RecipeError, match=why):
         chosen(count, **keys)
-
-
-def test_unsloth_takes_one_card_and_says_why():
-    assert (alone := chosen(4, engine="unsloth")).cards == ("0",) and "Unsloth trains in one" in str(alone)
 
 
 LOG = """

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import nbformat
 import pytest
 
 from agentkit import cli
@@ -114,19 +113,3 @@ def test_an_installed_wheel_runs_a_recipe_that_it_holds(tmp_path):
     assert copied == {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
     assert (here / "params" / "labs" / "mine.py").is_file() and (here / "params" / "nano.yaml").is_file()
     assert len(Path(here / "outputs/a/tasks.jsonl").read_text().splitlines()) == 20
-
-
-@pytest.mark.slow
-def test_a_kernel_that_dies_is_one_sentence_and_the_stage_is_marked(tmp_path, monkeypatch, capsys):
-    for folder in ("notebooks", "params"):
-        shutil.copytree(ROOT / folder, tmp_path / folder)
-    path = tmp_path / "notebooks" / "01_tasks.ipynb"
-    notebook = nbformat.read(path, 4)
-    notebook.cells[-1].source = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)"
-    nbformat.write(notebook, path)
-    monkeypatch.chdir(tmp_path)
-    words = ["-p", "families=A", "-p", "n_tasks=20", "--to", "01"]
-    assert cli.main(["run", "params/nano.yaml", "--run", "a", *words]) == 2
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert "01_tasks stopped: its kernel died" in told and "run the same again" in told
-    assert Run(tmp_path / "a").manifest["stages"]["01_tasks"]["status"] == "failed"

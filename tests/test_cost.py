@@ -18,7 +18,7 @@ SMALL = {"n_tasks": 100, "steps": 10, "prompts_per_step": 2, "group_size": 2, "m
          "test_samples": 4, "sft": True, "sft_transcripts": 2, "sft_epochs": 3}  # fmt: skip
 
 
-def test_counts_by_hand():
+def test_counts_and_their_forecast_by_hand():
     # validation before step 1, after 4, 8 and 10; no more validation tasks than there are
     assert counts(Recipe.from_mapping(SMALL)) == {
         "demonstrations": 70 * 2 * 3, "baseline": 15 * 4, "rollouts": 40, "updates": 40, "validation": 4 * 15, "final": 15 * 4,
@@ -28,9 +28,6 @@ def test_counts_by_hand():
     assert (more["rollouts"], more["updates"], more["final"]) == (40, 40, 3 * 15 * 4)
     sft_more = 70 * 2  # which samples nothing
     assert (more["control rollouts"], more["control updates"]) == (40, 40 + sft_more)
-
-
-def test_forecast_by_hand():
     seconds = forecast(Recipe.from_mapping(SMALL), RATES)
     assert list(seconds) == list(PHASES)
     assert list(seconds.values()) == [420 * 0.25 + 60 * 3, 80, 20, 180, 180, 100]

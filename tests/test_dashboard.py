@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import pandas as pd
 import pytest
+from test_browser import opened
 from widget_cases import trajectory
 
 from agentkit.recipe import Recipe
@@ -57,14 +58,10 @@ def test_the_panel_shows_alarms_and_the_best_and_worst_as_text(run):
 def test_a_snapshot_opens_offline_and_runs_nothing_a_model_wrote(run, browser):
     path = Dashboard(run, Recipe(steps=60)).save()
     assert path == run.file("train", "dashboard.html") and path.stat().st_mode & 0o777 == 0o600
-    page = browser.new_page()
-    requests: list[str] = []
-    page.on("request", lambda request: requests.append(request.url))
-    page.goto(path.as_uri())
-    page.wait_for_selector(".js-plotly-plot .xtick")
-    assert page.evaluate("window.pwned") is None
-    assert [u for u in requests if not u.startswith(("file:", "data:", "blob:"))] == []
-    assert page.locator(".agentkit section").count() == 2
+    with opened(browser, path) as page:
+        page.wait_for_selector(".js-plotly-plot .xtick")
+        assert page.evaluate("window.pwned") is None
+        assert page.locator(".agentkit section").count() == 2
 
 
 def live(run, monkeypatch, **options):

@@ -31,13 +31,6 @@ def test_the_findings_are_this_machines(found):
     assert found["versions"]["python"] == sys.version.split()[0]
 
 
-def test_a_recipe_is_told_who_would_use_its_gpus_and_why(monkeypatch):
-    monkeypatch.setattr(doctor, "gpu_count", lambda seen: 4)
-    cards = [{"name": "NVIDIA H100", "memory_gb": 80.0}] * 4
-    assert "4 processes train on GPUs 0, 1, 2, 3" in doctor.topology(Recipe(), cards)["says"]
-    assert doctor.topology(Recipe(gpus=9), cards)["why"].startswith("gpus is 9, and 4 can be seen")
-
-
 DRIVER = """#!{python}
 import sys
 for card in range(2):
@@ -56,6 +49,9 @@ def test_doctor_says_of_two_cards_what_a_notebook_does_with_them(monkeypatch, tm
     assert cli.main(["doctor", "--recipe", str(recipe), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["topology"]
     assert told["kind"] == "colocate" and "all cards roll out and then all train" in told["why"]
+    assert doctor.topology(Recipe(gpus=9), doctor.find_gpus())["why"].startswith(
+        "gpus is 9, and 2 can be seen"
+    )
     monkeypatch.setattr(launch.torch.cuda, "device_count", lambda: 2)
     assert str(launch.Work(Lab.open(recipe), Run.create(tmp_path / "run"))) == told["says"]
 

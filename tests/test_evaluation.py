@@ -35,8 +35,9 @@ def rated(rates, policy="sft"):
     return [trajectory(f"t{i}", float(k < r), k, policy) for i, r in enumerate(rates) for k in range(4)]
 
 
-KINDS = ("t0", "A", "hard"), ("t1", "A", "easy"), ("t2", "B", "easy"), ("t3", "B", "medium"), ("unused", "C", "easy")  # fmt: skip
-TASKS = [Task(name, "?", "1", family=family, difficulty=level) for name, family, level in KINDS]
+KINDS = ("A", "hard"), ("A", "easy"), ("B", "easy"), ("B", "medium")
+TASKS = [Task(f"t{i}", "?", "1", family=family, difficulty=level) for i, (family, level) in enumerate(KINDS)]
+TASKS.append(Task("unused", "?", "1", family="C", difficulty="easy"))
 
 
 # ---- one policy

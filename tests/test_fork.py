@@ -88,13 +88,10 @@ def test_continuations_are_drawn_anew(lab, policy, rolled):
     assert len(same) > 3 and sum(same) < 2
 
 
-def test_without_a_task_nothing_is_judged(policy, rolled):
+def test_its_own_task_judges_and_no_other(lab, policy, rolled):
     _, original = next((t, o) for t, o in rolled if all(r.ok for turn in o.turns for r in turn.results))
     (made,) = agentkit.fork(original, 0, policy, n=1, temperature=0.0)
     assert made.success is None and "no task" in made.why
-
-
-def test_no_other_task_judges(lab, policy, rolled):
     (_, original), (other, _) = rolled[:2]
     with pytest.raises(DataError, match=f"and task is {other.id}"):
         lab.fork(other, original, 0, policy)

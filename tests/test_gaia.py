@@ -38,6 +38,8 @@ def test_local_files(folder):
     assert "Attached file: g1.csv" in tasks[0].prompt
     assert Path(tasks[0].meta["file"]).read_text().startswith("a,b")
     assert [t.id for t in load(folder, levels=[2])] == ["g2"]
+    with pytest.raises(DataError, match="holds no metadata.jsonl, .json or .parquet"):
+        load(folder.parent)
 
 
 @pytest.mark.parametrize(("change", "says"), [
@@ -57,11 +59,6 @@ def test_a_broken_row_is_named(tmp_path, change, says):
     with pytest.raises(DataError, match=says) as error:
         load(place)
     assert "city" not in str(error.value)
-
-
-def test_a_folder_without_rows_is_one_sentence(tmp_path):
-    with pytest.raises(DataError, match="holds no metadata.jsonl, .json or .parquet"):
-        load(tmp_path)
 
 
 def test_attachments_reach_their_own_trajectory_only(folder, corpus):

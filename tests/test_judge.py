@@ -54,6 +54,7 @@ def ask(server, tmp_path, monkeypatch):
 def test_right_and_wrong_answers(ask, server):
     assert ask("It is Paris.").value == 1
     assert ask("It is Lyon.").value == 0
+    assert ask("Paris", gold=" ").value is None, "unscored"
     assert {headers["Authorization"] for _, headers, _ in server.seen} == {"Bearer key-for-tests"}
     assert server.bodies[0]["model"] == "m" and server.bodies[0]["temperature"] == 0
 
@@ -157,7 +158,3 @@ def test_a_cache_that_is_locked_or_damaged_costs_no_verdict(ask, server, tmp_pat
     assert ask("Paris").value == 1 and len(server.bodies) == 4  # it can still be read
     assert ask("Paris", rubric="Be kind.").value == 1  # and not written
     other.close()
-
-
-def test_an_empty_reference_is_unscored(ask):
-    assert ask("Paris", gold=" ").value is None

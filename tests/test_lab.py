@@ -18,6 +18,7 @@ from agentkit.rewards import score_all
 from agentkit.rollouts.template_probe import with_template
 from agentkit.runs import Run, write_jsonl, write_tasks
 from agentkit.tools.runtime import tools_of
+from agentkit.training.launch import Work
 
 MINE = '''
 from agentkit import Family, Score, Task
@@ -391,11 +392,12 @@ def test_transcripts_show_the_tools_of_the_tasks_they_are_for(tokenizer, tmp_pat
 
 
 # ---- in a notebook
-def test_an_extended_lab_is_for_this_notebook_only(recipe):
-    lab = Lab.open(recipe)
+def test_an_extended_lab_is_for_this_notebook_only(recipe, tmp_path):
+    lab = Lab.open(Recipe.load(recipe, processes=2))
     lab.check_for_children()
+    extended = lab.extended(rewards={"brevity": (statistics.fmean, 1.0)})
     with pytest.raises(RecipeError, match="brevity would be missing in the training processes.*lab file"):
-        lab.extended(rewards={"brevity": (statistics.fmean, 1.0)}).check_for_children()
+        Work(extended, Run.create(tmp_path / "run")).train()
     with pytest.raises(RecipeError, match="shop would be missing"):
         lab.extended(families={"shop": Family(environment=type("Shop", (), {}))}).check_for_children()
 

@@ -8,21 +8,20 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
 from engines import free_port
-from IPython.core.interactiveshell import InteractiveShell
 from labs import lab_with
+from real_jupyterlab import wait_until
 from survive import SMALL, tasks, tiny_agent
 
 from agentkit.lab import Lab
 from agentkit.policies.vllm import VllmPolicy
 from agentkit.preflight.examination import first_look
-from agentkit.recipe import Recipe, RecipeError
+from agentkit.recipe import Recipe
 from agentkit.runs import Run, RunError, read_jsonl, write_json, write_tasks
 from agentkit.training import launch
 from agentkit.training.launch import Work
@@ -56,15 +55,6 @@ def slow(task, trajectory):
 
 rewards = {"slow": (slow, 1.0)}
 """
-
-
-def test_what_a_cell_defines_is_told_to_move_into_the_lab_file(tmp_path):
-    shell = InteractiveShell()
-    assert shell.run_cell("def brevity(task, trajectory):\n    return 0.0").success
-    lab = lab_with({"processes": 2}, reward={"brevity": (shell.user_ns["brevity"], 1.0)})
-    says = "brevity.* would be missing in the training processes.*put it there"
-    with pytest.raises(RecipeError, match=says):
-        Work(lab, Run.create(tmp_path / "run")).train()
 
 
 def test_a_job_that_fails_leaves_nothing_of_its_model_in_the_errors_frames(tmp_path, monkeypatch):
@@ -349,10 +339,10 @@ def test_a_kernel_that_ends_takes_its_processes_along(folder, number):
     write_json(file := folder / "ended.json", lab.recipe.used())
     words = [sys.executable, "-c", KERNEL, str(file), str(run.path)]
     kernel = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
-    until(lambda: run.steps or kernel.poll() is not None, 300)
+    wait_until(lambda: run.steps or kernel.poll() is not None, 300)
     assert len(_workers(run)) == 3 and kernel.poll() is None, "torchrun and two"
     kernel.send_signal(number)
-    until(lambda: not _workers(run), 60)
+    wait_until(lambda: not _workers(run), 60)
     kept = [*run.file("train", "checkpoints").glob("checkpoint-*")]
     assert kernel.wait(30) and len(kept) == (number == signal.SIGTERM)
 
@@ -374,10 +364,3 @@ def test_machines_train_together_under_one_torchrun_command_on_each(folder):
     stage = run.manifest["stages"]["03_grpo"]
     assert (stage["status"], stage["steps"], stage["devices"]) == ("done", 3, 2)
     assert run.file("adapter", "adapter_model.safetensors").exists()
-
-
-def until(holds: Callable[[], object], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)

@@ -77,8 +77,7 @@ def test_killed_checks_leave_no_process_behind():
 
 def test_a_script_without_a_guard_is_not_run_again(tmp_path):
     script = tmp_path / "mine.py"
-    script.write_text(
-        "from agentkit.verifiers import check\nprint('ran')\nprint(check('symbolic', 'x+1', '1+x').value)\n"
-    )
+    use = "from agentkit.verifiers import check\nprint(check('symbolic', 'x+1', '1+x').value)\n"
+    script.write_text(f"print('ran')\n{use}")
     child = subprocess.run([sys.executable, script], timeout=120, capture_output=True, text=True)
     assert child.stdout.split() == ["ran", "1.0"], child.stderr

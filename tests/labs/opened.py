@@ -5,9 +5,15 @@ from typing import Any
 
 from agentkit import Lab
 from agentkit.recipe import project_root
+from agentkit.rollouts.call_formats import format_call
 from agentkit.runs.labfile import load_module
 
 LABS = project_root() / "params" / "labs"
+
+
+def call(tool: str, /, **arguments: Any) -> str:
+    """A turn that calls a tool."""
+    return format_call(tool, arguments, "hermes")
 
 
 def lab_file(name: str) -> ModuleType:

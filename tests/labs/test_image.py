@@ -6,13 +6,12 @@ from xml.etree import ElementTree
 
 import pytest
 from conformance import EnvironmentConformance
-from opened import lab_file, opened
+from opened import call, lab_file, opened
 from says import Says
 
 from agentkit import ToolCall
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import examine
-from agentkit.rollouts.call_formats import format_call
 from agentkit.tasks.expert import fill
 
 image = lab_file("image")
@@ -35,10 +34,6 @@ def suite(lab):
 def cases(suite):
     """The first task of each case."""
     return {task.meta["case"]: task for task in reversed(suite.tasks)}
-
-
-def call(tool, /, **arguments):
-    return format_call(tool, arguments, "hermes")
 
 
 def gold(task):

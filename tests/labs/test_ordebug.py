@@ -8,7 +8,7 @@ import time
 
 import pytest
 from conformance import EnvironmentConformance
-from opened import lab_file, opened
+from opened import call, lab_file, opened
 from says import Says
 from widget_cases import trajectory as stored
 
@@ -16,7 +16,6 @@ from agentkit import Task, ToolCall, rewards
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.preflight import examine
 from agentkit.records import ToolResult, Turn
-from agentkit.rollouts.call_formats import format_call
 
 ordebug = lab_file("ordebug")
 linear = sys.modules["linear"]
@@ -122,10 +121,6 @@ def test_gold_repairs_pass_and_earn_what_the_docstring_says(lab, suite, tokenize
     for t, task in zip(lab.rollout(tasks, ScriptedPolicy(tokenizer, name="expert")), tasks, strict=True):
         assert t.success == 1.0 and t.reward == 112 - (task.meta["template"] == "I")
         assert rewards.score(task, t, ordebug.without_solver).reward == 27 - (task.meta["template"] == "I")
-
-
-def call(tool, /, **arguments):
-    return format_call(tool, arguments, "hermes")
 
 
 def hacks(task):

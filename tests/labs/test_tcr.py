@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from conformance import EnvironmentConformance
-from opened import LABS, lab_file
+from opened import LABS, call, lab_file
 from says import Says
 from test_hub import agentrl, write
 
@@ -14,7 +14,6 @@ from agentkit import Lab, Suite, ToolCall, verify
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.recipe import Recipe
 from agentkit.records import SuiteError
-from agentkit.rollouts.call_formats import format_call
 from agentkit.runs import Run, project_root
 from agentkit.tasks.public import hub
 from agentkit.tools.environments import InterpreterEnvironment
@@ -78,10 +77,10 @@ def test_the_published_table_comes_out_and_what_it_hides(tmp_path, tokenizer, na
     tasks, _ = hub.load("open_agentrl", write(tmp_path / "test.jsonl", *rows))
     lab = Lab.open({"reward": "tcr", "max_tokens": 10_480, "lab": str(LABS / f"{name}.py")})
     answers = {"deepscaler": "Answer: 7", "taco_code": f"```python\n{SEVEN}\n```"}
-    call = format_call("code_interpreter", {"code": "6 + 1"}, "hermes")
+    calls = [call("code_interpreter", code="6 + 1")] * 2
     tried = []
     for task in tasks:
-        said = Says(tokenizer, call, call, answers.get(task.family, "Answer: A"))
+        said = Says(tokenizer, *calls, answers.get(task.family, "Answer: A"))
         tried += lab.rollout([task], said, environment=lab.environments)
     assert all(turn.results[0].observation == "7" for t in tried for turn in t.turns[:2])
     assert verify(tasks[1], tried[1]).value == 7 / 16
