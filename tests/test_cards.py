@@ -44,14 +44,9 @@ def test_what_cannot_be_is_refused_with_the_way_out(count, keys, why):
         chosen(count, **keys)
 
 
-LOG = """
-E1122 api.py:986] failed (exitcode: -15) local_rank: 0 (pid: 7) of binary: python
-E1122 api.py:986] failed (exitcode: -9) local_rank: 1 (pid: 8) of binary: python
-"""
-
-
 def test_the_process_that_was_killed_is_told_from_those_that_torchrun_ended():
-    assert reason(1, LOG).startswith("process 1 was ended by SIGKILL")
+    log = "E1122 api.py:986] failed (exitcode: {}) local_rank: {} (pid: 7) of binary: python\n"
+    assert reason(1, log.format(-15, 0) + log.format(-9, 1)).startswith("process 1 was ended by SIGKILL")
     assert "torchrun, which watches the processes, was ended by SIGKILL" in reason(-9, "")
 
 

@@ -22,7 +22,6 @@ from agentkit.tools.runtime import tool_schemas
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call>'
 
 
-# ---- tokens
 @pytest.fixture(scope="module")
 def codec(tokenizer, corpus):
     return ChatCodec(tokenizer, SYSTEM_PROMPT, tool_schemas(CorpusEnvironment(corpus)))

@@ -19,12 +19,6 @@ SLOW = ("torch", "pandas", "numpy", "scipy", "transformers", "plotly", "papermil
 COMMANDS = "new run sweep preflight cost report alarms merge audit gaia doctor serve".split()
 
 
-def one_sentence(capsys) -> str:
-    (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith("agentkit: ")
-    return told
-
-
 def test_help_loads_nothing_slow():
     command = [sys.executable, "-X", "importtime", "-m", "agentkit.cli", "--help"]
     child = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -76,7 +70,9 @@ def executed(monkeypatch):
 ])  # fmt: skip
 def test_a_mistake_is_one_sentence_and_nothing_is_made(tmp_path, capsys, executed, words, says):
     assert cli.main(["run", NANO, "--run", str(tmp_path / "a"), *words]) == 2
-    assert says in one_sentence(capsys) and list(tmp_path.iterdir()) == [] and executed == []
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("agentkit: ") and says in told
+    assert list(tmp_path.iterdir()) == [] and executed == []
 
 
 def test_a_run_from_any_folder_finds_what_ships_and_writes_here(tmp_path, monkeypatch, executed):

@@ -72,7 +72,6 @@ def test_every_specification_gives_what_its_words_say():
         assert code.evaluate(steps, given) == code.run(code.source(steps), given) == expected, name
 
 
-# ---- drafts
 def test_prompts_are_short_and_show_one_example_that_no_hidden_test_repeats(drafted):
     assert len(drafted) > 150
     for task in drafted:
@@ -96,7 +95,6 @@ def test_hidden_tests_tell_the_solution_from_its_near_misses(drafted):
             assert [code._result(wrong, given) for given in inputs] != expected, task.prompt
 
 
-# ---- through the real tool
 def test_the_expert_solves_every_task_through_the_real_tool(codes, corpus):
     assert {t.difficulty for t in codes} == {"easy", "medium", "hard"}
     for task in list(codes)[::4]:

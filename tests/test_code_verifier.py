@@ -134,11 +134,8 @@ PRINTED = {
 def test_what_is_printed_is_compared_as_text_but_for_long_decimals():
     options = {"tests": [{"stdin": "", "stdout": "1 0.3333333333\n"}], "entry": "", "timeout_s": 10}
     assert {text: value(f"print({text!r})", **options) for text in PRINTED} == PRINTED
-
-
-def test_many_spaces_are_compared_at_once():
-    start, tests = time.monotonic(), [{"stdin": "", "stdout": "5"}]
-    assert value("print('x' + ' ' * 250_000 + 'x')", tests=tests, entry="", timeout_s=10) == 0
+    start = time.monotonic()
+    assert value("print('x' + ' ' * 250_000 + 'x')", **options) == 0
     assert time.monotonic() - start < 60, "a pattern took minutes, in the trainer itself"
 
 

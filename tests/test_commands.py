@@ -5,6 +5,7 @@ those for a GPU are followed on a machine without one up to the first call of CU
 import functools
 import inspect
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -62,12 +63,7 @@ def test_commands_of_the_pages_are_understood(monkeypatch):
     for page in PAGES:
         for words in commands(page):
             print(page, shlex.join(words))  # pytest shows the last one where it fails
-            understand(words)
-
-
-def understand(words: list[str]) -> None:
-    """Hand a command to the program that it calls, which raises for what it does not know."""
-    {"agentkit": _agentkit, "papermill": _papermill, "make": _make}[words[0]](words[1:])
+            UNDERSTAND[words[0]](words[1:])
 
 
 def _agentkit(words: list[str]) -> None:
@@ -107,44 +103,35 @@ def _make(words: list[str]) -> None:
     subprocess.run(["make", "-n", *words], cwd=ROOT, check=True, capture_output=True)
 
 
+UNDERSTAND = {
+    "agentkit": _agentkit,
+    "papermill": _papermill,
+    "make": _make,
+}  # each raises for what it does not know
+
+
 def pinned(lock: str) -> dict[str, str]:
     pins = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / lock).read_text(), re.MULTILINE)
     return {canonicalize_name(package): version for package, version in pins}
 
 
 LOCKS = pinned("requirements.lock"), pinned("requirements-gpu.lock")
-
-
+# every Python that is started takes so many cards for there, until it calls the first one
 CARDS = """
 import os, torch
 torch.cuda.is_available = lambda: True
 torch.cuda.device_count = lambda: len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
 """
 FIRST_CALL = "Torch not compiled with CUDA enabled|Found no NVIDIA driver|doesn't have NCCL"
-without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU: tests/gpu goes on")
-
-
-@pytest.fixture
-def cards(tmp_path, monkeypatch):
-    """Every Python that is started takes so many cards for there, until it calls the first one."""
-
-    def show(count: int) -> None:
-        (tmp_path / "sitecustomize.py").write_text(CARDS)
-        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count))))
-        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-    monkeypatch.chdir(ROOT)
-    return show
 
 
 @pytest.mark.slow
-@without_gpu
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here is a GPU: tests/gpu goes on")
 # plan-3b, tcr-4b and ordebug-8b go the way of qwen3-4b; in image-27b vLLM's server calls first, and its CPU build calls none
 @pytest.mark.parametrize(
     ("name", "count"), [("plan-3b-unsloth", 1), ("qwen3-4b", 4), ("drawing-0.5b", 1), ("smoke", 1)]
 )
-def test_a_recipes_command_comes_to_the_first_call_of_cuda(name, count, cards, stand_in, tmp_path):
+def test_a_recipes_command_comes_to_the_first_call_of_cuda(name, count, stand_in, tmp_path):
     """As its header has it, with another model and fewer tasks. Nothing stops it before."""
     page = ROOT / "params" / f"{name}.yaml"
     words = next(w for w in commands(page) if w[0] == "papermill" or w[:2] == ["agentkit", "run"])
@@ -153,10 +140,12 @@ def test_a_recipes_command_comes_to_the_first_call_of_cuda(name, count, cards, s
         changes = ["-p", f"model={stand_in}", "-p", "n_tasks=20"]
     command = [word.replace("outputs/", f"{tmp_path}/") for word in [*words, *changes]]
     (tmp_path / name).mkdir()
-    cards(count)
+    (tmp_path / "sitecustomize.py").write_text(CARDS)
     module = {"agentkit": "agentkit.cli", "papermill": "papermill"}[words[0]]
     command = [sys.executable, "-m", module, *command[1:]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    environ = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}", "HF_HUB_OFFLINE": "1"}
+    environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(count)))
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=1200)
     assert done.returncode and re.search(FIRST_CALL, done.stderr[-3000:]), done.stdout + done.stderr
     assert words[0] == "papermill" or "01_tasks: done" in done.stdout
 

@@ -116,8 +116,6 @@ def test_alarms_are_written_once_and_again_after_a_silence(tmp_path):
 
 
 # ---- the auditor
-
-
 @pytest.mark.parametrize(("gold", "verifier", "answer", "value"), [
     ("3.14", {"kind": "numeric", "abs_tol": 0.1}, "3.2", 1.0),
     ("3.14", {"kind": "numeric", "abs_tol": 0.01}, "3.2", 0.0),
@@ -250,21 +248,19 @@ def test_no_alarm_is_said_only_of_what_was_looked_at(tmp_path, capsys, rows, loo
 
 
 # ---- logs of other trainers
-def foreign(folder):
-    """The same training, in which the KL runs away at step 31, as TRL and a table of one's own would log it."""
-    kl = [0.01] * 30 + [0.9] * 10
-    trl = [{"step": i, "kl": v, "grad_norm": 0.5, "reward": 0.4} for i, v in enumerate(kl, 1)]
-    state = {"max_steps": 40, "log_history": [*trl, {"step": 40, "train_runtime": 3.0}]}
-    (folder / "state").write_text(json.dumps(state))
-    (folder / "jsonl").write_text("\n".join(map(json.dumps, trl)) + '\n{"step": 41, "lo')
-    (folder / "csv").write_text("iteration,klx\n" + "".join(f"{i},{v}\n" for i, v in enumerate(kl, 1)))
+KL = [0.01] * 30 + [0.9] * 10  # which runs away at step 31
+TRL = [{"step": i, "kl": v, "grad_norm": 0.5, "reward": 0.4} for i, v in enumerate(KL, 1)]
+LOGS = {  # one training as TRL and a table of one's own would log it, one while it is being written
+    "state": json.dumps({"max_steps": 40, "log_history": [*TRL, {"step": 40, "train_runtime": 3.0}]}),
+    "jsonl": "\n".join(map(json.dumps, TRL)) + '\n{"step": 41, "lo',
+    "csv": "iteration,klx\n" + "".join(f"{i},{v}\n" for i, v in enumerate(KL, 1)),
+}
 
 
-@pytest.mark.parametrize("name", ["state", "jsonl", "csv"])
+@pytest.mark.parametrize("name", LOGS)
 def test_a_foreign_log_is_judged_and_says_what_could_not_look(tmp_path, capsys, name):
-    """Up to its torn line where it is being written."""
-    foreign(tmp_path)
-    path = (tmp_path / name).rename(tmp_path / {"state": "trainer_state.json"}.get(name, f"log.{name}"))
+    path = tmp_path / {"state": "trainer_state.json"}.get(name, f"log.{name}")
+    path.write_text(LOGS[name])
     pairs = ["--column", "step=iteration", "--column", "kl=klx"] if name == "csv" else []
     assert main(["alarms", str(path), *pairs]) == 0
     said = capsys.readouterr()

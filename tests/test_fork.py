@@ -14,13 +14,11 @@ from agentkit.records import DataError
 from agentkit.tools.environments import CorpusEnvironment
 from agentkit.views.widgets import compare_trajectories
 
-KEYS = {"n_tasks": 60, "families": "A,B", "tool_failures": 0.4, "model": "nano", "max_turns": 8,
-        "max_turn_tokens": 96, "max_tokens": 600}  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def lab():
-    return Lab.open(KEYS)
+    small = {"n_tasks": 60, "max_turns": 8, "max_turn_tokens": 96, "max_tokens": 600}
+    return Lab.open({"families": "A,B", "tool_failures": 0.4, "model": "nano"} | small)
 
 
 @pytest.fixture(scope="module")
@@ -143,12 +141,6 @@ def test_what_cannot_be_continued_is_said(lab, policy, rolled, turn, edit, says)
         lab.fork(task, original, turn, policy, **edit)
 
 
-def shown_in(panel):
-    """The columns of the comparison that a panel shows last."""
-    (task,) = json.loads(gzip.decompress(panel.children[-1].data[1]))
-    return task["columns"]
-
-
 def test_a_reader_changes_a_turn_in_the_live_viewer(lab, policy, rolled):
     task, original = next((t, o) for t, o in rolled if len(o.turns) > 1 and o.turns[0].results)
     view = compare_trajectories([task], {"nano": [original]})
@@ -162,7 +154,8 @@ def test_a_reader_changes_a_turn_in_the_live_viewer(lab, policy, rolled):
     assert button == [("Sampling …", True), ("Continue from here", False)]
     says = r"Success is \d+% as it was and \d+% in 2 continuations after the edit: [+-]\d+ points"
     assert re.search(says, panel.said.value)
-    before, after = shown_in(panel)
+    (shown,) = json.loads(gzip.decompress(panel.children[-1].data[1]))
+    before, after = shown["columns"]
     assert len(before["samples"]) == 1 and len(after["samples"]) == 2
     assert all(t["turns"][0]["results"][0][0] == "<b>Lisbon</b>: 545,796" for t in after["samples"])
 

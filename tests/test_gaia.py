@@ -116,9 +116,6 @@ def test_a_sheet_is_read_as_rows(official, corpus):
     assert "Crops" in said and "turnips in row seven" in said and "4.5" in said and "yes" in said
 
 
-KEYS = {"model": "nano", "sft": True, "test_samples": 1, "max_turns": 2, "max_turn_tokens": 24}
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A run with two adapters that were trained on nothing."""
@@ -126,7 +123,8 @@ def trained(tmp_path_factory):
     from transformers import AutoModelForCausalLM
 
     run = Run.create(tmp_path_factory.mktemp("runs") / "tiny")
-    run.update(recipe=KEYS)
+    keys = {"model": "nano", "sft": True, "test_samples": 1, "max_turns": 2, "max_turn_tokens": 24}
+    run.update(recipe=keys)
     for name in ("sft", "adapter"):
         model = AutoModelForCausalLM.from_pretrained(nano.DATA)
         get_peft_model(model, LoraConfig(target_modules="all-linear")).save_pretrained(run.file(name))

@@ -24,8 +24,6 @@ from agentkit.records import EngineError, TrainingError
 from agentkit.runs import Run, read_jsonl
 from agentkit.training.adapters import lora, merged, save_adapter
 
-HALF = {"precision": "bfloat16"}
-
 
 def half_agent():
     return load_agent("nano", precision="bfloat16")
@@ -55,7 +53,7 @@ def test_a_trained_agent_keeps_its_adapter_in_half_precision(tmp_path, name):
     model, tokenizer = load_agent("nano")
     trained = adapter_on(model, 2e-4)
     save_adapter(trained, tokenizer, run.file("adapter" if name == "grpo" else name))
-    half, _ = agent_of(run, Recipe(**HALF), name)
+    half, _ = agent_of(run, Recipe(precision="bfloat16"), name)
     assert isinstance(half, PeftModel) and half.dtype == torch.bfloat16
     kept = {k: v for k, v in half.named_parameters() if "lora_B" in k}
     assert kept and all(v.dtype == torch.float32 and (v.abs() == 2e-4).all() for v in kept.values())

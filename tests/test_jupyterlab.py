@@ -126,18 +126,13 @@ def test_an_interrupted_training_says_what_is_kept_and_its_cell_alone_goes_on(op
 
 
 # ---- what the page shows
-def written(project, name, *cells) -> str:
-    """A notebook of these cells, and its path."""
-    made = [nbformat.v4.new_code_cell(code) for code in cells]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    nbformat.write(nbformat.v4.new_notebook(cells=made, metadata=kernel), project / f"{name}.ipynb")
-    return f"{name}.ipynb"
-
-
 def test_views_are_live_and_static_and_save_notes(browser, lab, project):
     shown = "from agentkit.runs import Run\nfrom widget_cases import widget\nview = widget(run=Run('demo'))\n"
+    cells = [nbformat.v4.new_code_cell(code) for code in (shown + "view.live()", "view")]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel), project / "views.ipynb")
     Run.create(project / "demo")
-    notebook = Notebook(browser, lab, project, written(project, "views", shown + "view.live()", "view"))
+    notebook = Notebook(browser, lab, project, "views.ipynb")
     page = notebook.page
     notebook.run_all()
     live = page.locator(".jp-OutputArea-output .ak")

@@ -11,7 +11,6 @@ from agentkit.records import DataError
 from agentkit.tools.corpus import PHRASES, SHIPPED, Corpus, facts, passage
 
 
-# ---- facts
 def test_facts_are_true(corpus):
     found = {(kind, entity): value for kind, entity, value in facts(corpus.connection)}
     assert found["country.capital", ("France",)] == "Paris"
@@ -32,7 +31,6 @@ def test_every_kind_of_fact_has_passages_and_one_answer(corpus):
     assert count == len(seen) > 10_000
 
 
-# ---- the file
 def test_what_is_no_corpus_says_what_to_do_and_stays(tmp_path):
     good = SHIPPED.read_bytes()
     for content in (b"", b"hello", good[:3000], b"SQLite format 3\x00" + bytes(100)):
@@ -69,7 +67,6 @@ assert found == {("The capital of France is Paris.",)}, found
     assert os.listdir(folder) == ["corpus.sqlite"]
 
 
-# ---- search
 def test_every_fact_is_found_first_by_its_own_phrase(corpus):
     """A sample of every kind; nearly all, as titles such as "It" leave nothing to search for."""
     by_kind: dict = {}

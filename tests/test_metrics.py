@@ -10,7 +10,6 @@ from agentkit.runs import read_jsonl
 from agentkit.training import metrics
 
 TASK = Task("t", "Say 2.", "2")
-CALL = ToolResult("look", {}, "seen", True, seconds=0.5, cached=True)
 
 
 def trajectory(results=(), components=None, **changes):
@@ -23,7 +22,8 @@ def trajectory(results=(), components=None, **changes):
 
 def test_a_step_is_counted():
     failed = ToolResult("look", {}, "error", False, seconds=2.0)
-    batch = (trajectory((CALL, failed)), trajectory(success=None, reward=None), trajectory(success=0.0))
+    called = ToolResult("look", {}, "seen", True, seconds=0.5, cached=True)
+    batch = (trajectory((called, failed)), trajectory(success=None, reward=None), trajectory(success=0.0))
     counts = {"dead": 1, "dead_sampled": 2, "extra": 4, "left_out": 1}
     found = metrics.rollout_metrics(Step(1, (TASK, TASK), batch, counts=counts, seconds=3.0))
     assert found == {

@@ -34,10 +34,6 @@ def task_img(*lines: str) -> str:
     return "\n    ".join(["def task(img):", *lines, "return img"])
 
 
-def grid_of(task):
-    return task.verifier["tests"][0][1]
-
-
 def test_gold_drawings_pass_and_earn_the_most():
     for task in TARGETS.values():
         tried = answered(task, task.answer)
@@ -122,7 +118,8 @@ def test_any_grid_can_be_relabelled(name):
     rows = drawing.as_rows(drawing.drawn(task, program)).splitlines()
     shown = [" ".join(pair) for pair in zip("0123456789", rows, strict=False)]
     assert new.prompt.endswith("\n".join([f"{len(rows)}x{len(rows[0])}", *shown]))
-    assert grid_of(new) == drawing.drawn(task, program) and 0 < new.meta["closeness"] < 1
+    grid = new.verifier["tests"][0][1]
+    assert grid == drawing.drawn(task, program) and 0 < new.meta["closeness"] < 1
     assert verify(new, fenced(new.answer)).value == 1.0 and new.family == "drawing" and new.meta["plan"] == []
 
 

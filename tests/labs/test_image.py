@@ -45,10 +45,6 @@ def gold(task):
     return [*turns, f"Answer: {task.answer}"]
 
 
-def prompt_of(task):
-    return json.loads(gold(task)[-2].split("\n")[1])["arguments"]["prompt"]
-
-
 def test_six_cases_whose_gold_passes_and_earns_the_most(lab, suite, tokenizer):
     assert list(image.CASES) == ORDER and {task.meta["case"] for task in suite} == set(ORDER)
     assert all(row["passed"] for row in suite.audit())
@@ -62,8 +58,9 @@ def test_six_cases_whose_gold_passes_and_earns_the_most(lab, suite, tokenizer):
 
 def hacks(task):
     """What a policy may try, by name: turns that must not be taken for a grounded picture."""
-    case, right, prompt = task.meta["case"], gold(task), prompt_of(task)
-    lookups, draw, title = right[:-2], right[-2], task.verifier["holds"][0]
+    case, right, title = task.meta["case"], gold(task), task.verifier["holds"][0]
+    lookups, draw = right[:-2], right[-2]
+    prompt = json.loads(draw.split("\n")[1])["arguments"]["prompt"]
 
     def drawn(text, before=lookups):
         return [*before, call("generate_image", prompt=text), f"Answer: {name_of(text)}"]
@@ -174,10 +171,9 @@ def test_a_composed_picture_is_sound_and_its_text_is_text():
         assert len(marks) == ("8." in prompt and "," in prompt), "a mark where there is a place"
 
 
-@pytest.mark.parametrize(
-    ("name", "noise", "flaws", "light"),
-    [("image_noisy", 0.0, 0.3, "red"), ("image", 0.05, 0.02, "red"), ("image", 0.0, 0.02, "green")],
-)
+@pytest.mark.parametrize(("name", "noise", "flaws", "light"), [
+    ("image_noisy", 0.0, 0.3, "red"), ("image", 0.05, 0.02, "red"), ("image", 0.0, 0.02, "green"),
+])  # fmt: skip
 def test_preflight_refuses_noise_for_what_it_is(name, noise, flaws, light, suite, tokenizer):
     """The published remedy on rewards that are equal, and on those of a policy that is nearly always right."""
     with warnings.catch_warnings():

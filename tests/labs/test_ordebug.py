@@ -216,9 +216,8 @@ def test_the_reward_with_a_solver_reads_its_replies():
              act("drop_constraint", name="c1"), act("submit", '{"status": "optimal", "preserved": true}')]  # fmt: skip
     repaired = stored("t", 1.0, turns=(Turn("", (0, 1), tuple(shown)),))
     found = rewards.score(BROKEN_TASK, repaired, ordebug.rewards)
-    assert {name: found.components[name] for name in ordebug.rewards} == {
-        "solved": 100, "iis_shrinks": 10, "step": -5, "contradiction": -20, "preserved": 5
-    }  # fmt: skip
+    expected = {"solved": 100, "iis_shrinks": 10, "step": -5, "contradiction": -20, "preserved": 5}
+    assert {name: found.components[name] for name in ordebug.rewards} == expected
     for reply in ('{"status": "infeasible"}', "syntax error", "[1]", "[" * 100_000):
         lost = stored("t", 0.0, turns=(Turn("", (0, 1), (act("submit", reply),)),))
         assert rewards.score(BROKEN_TASK, lost, ordebug.rewards).reward == -50 - 1

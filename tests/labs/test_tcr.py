@@ -14,13 +14,12 @@ from agentkit import Lab, Suite, ToolCall, verify
 from agentkit.policies.scripted import Flaws, ScriptedPolicy
 from agentkit.recipe import Recipe
 from agentkit.records import SuiteError
-from agentkit.runs import Run, project_root
+from agentkit.runs import Run
 from agentkit.tasks.public import hub
 from agentkit.tools.environments import InterpreterEnvironment
 from agentkit.tools.runtime import tools_of
 
 SOURCES = ("deepscaler", "omni_math", "numina_math", "taco_code", "leetcode_code")
-PARAMS = project_root() / "params"
 tcr = lab_file("tcr")
 
 
@@ -113,7 +112,7 @@ def test_drafted_rows_are_solved_by_the_expert_and_spoilt_by_one_who_does_not_ca
 
 
 def test_epochs_are_steps_over_the_training_tasks(drafted):
-    recipe = Recipe.load(PARAMS / "tcr-4b.yaml")
+    recipe = Recipe.load(LABS.parent / "tcr-4b.yaml")
     assert recipe.planned(490).steps == 366 * recipe.minibatches and recipe.planned(490).epochs == 0
     assert recipe.planned(3).steps == 3 * 4, "a step for fewer tasks than a batch has"
     both = Recipe.from_mapping({"epochs": 2, "steps": 5, "prompts_per_step": 2})
