@@ -41,10 +41,8 @@ def _cell(path, outcomes, policy):
     rollouts = [trajectory(f"t{i}", float(v), policy=policy) for i, v in enumerate(outcomes)]
     write_trajectories(run.file("eval", f"{policy}.parquet"), rollouts)
     stage = {"status": "done", "seconds": 36.0}
-    run.update(
-        recipe={"prompts_per_step": 2, "group_size": 4}, versions={"torch": "2.13.0+cpu"},
-        stages={"02_baseline": stage, "03_grpo": stage | {"best_step": 2}},
-    )  # fmt: skip
+    run.update(recipe={"prompts_per_step": 2, "group_size": 4}, versions={"torch": "2.13.0+cpu"})
+    run.update(stages={"02_baseline": stage, "03_grpo": stage | {"best_step": 2}})
     for step in (1, 2):
         row = {"step": step, "seconds": 18.0, "rollout_seconds": 9.0, "completion_tokens": 100.0}
         row |= {"extra_rollouts": 0, "dead_groups": 0.5, "val_success": 0.4}

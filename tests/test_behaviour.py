@@ -17,18 +17,14 @@ def step(tool, expect=None, **arguments):
 RATIO = Task(
     "ratio", "What is the area of Sudan divided by the area of Japan?", "4.93", {"kind": "numeric", "abs_tol": 0.0051}, "A",
     meta={"plan": [step("search", "1861484", query="area of Sudan"), step("search", "377835", query="area of Japan"),
-                   step("calculator", expression="round({0} / {1}, 2)")]},
-)  # fmt: skip
+                   step("calculator", expression="round({0} / {1}, 2)")]})  # fmt: skip
 WHICH = Task(
     "which", "Which country is larger, Iran or Mayotte?", "Iran", "exact", "A",
     meta={"plan": [step("search", "1648000", query="area of Iran"), step("search", "374", query="area of Mayotte"),
-                   step("calculator", expression="{0} > {1}")], "answer_if": {"true": "Iran", "false": "Mayotte"}},
-)  # fmt: skip
+                   step("calculator", expression="{0} > {1}")], "answer_if": {"true": "Iran", "false": "Mayotte"}})  # fmt: skip
 CODE = Task("code", "Write f(n): 2 n.", "def f(n): return 2 * n", {"kind": "code"}, "C", tools=("python",))
-GIVES = Task(
-    "gives", "Take x = 2: double it.", "4", "numeric", "C", tools=("python",),
-    meta={"plan": [step("python", "4", code="...")]},
-)  # fmt: skip
+PLANNED = {"plan": [step("python", "4", code="...")]}
+GIVES = Task("gives", "Take x = 2: double it.", "4", "numeric", "C", tools=("python",), meta=PLANNED)
 OPEN = Task("open", "Who wrote Emma?", "Jane Austen", "exact", "custom", tools=("search",))
 PLAIN = Task("plain", "Say hello.", "hello", "exact", "custom", tools=(), meta={"plan": []})
 TASKS = [RATIO, WHICH, CODE, GIVES, OPEN, PLAIN]

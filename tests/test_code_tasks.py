@@ -105,12 +105,3 @@ def test_the_expert_solves_every_task_through_the_real_tool(codes, corpus):
         for call in calls:
             printed = run_python(call.arguments["code"]).stdout.strip()
             assert call.name == "python" and printed == call.observation.strip()
-
-
-def test_mistakes_earn_nothing(codes):
-    for task in list(codes)[::6]:
-        wrong = ["", "def f(x): return None", "I could not find this.", f"{task.answer}\nraise SystemExit(0)"]
-        if task.verifier["kind"] == "code":
-            wrong += task.meta["near_misses"]
-        for answer in wrong:
-            assert verify(task, answer).value == 0.0, (task.prompt, answer)

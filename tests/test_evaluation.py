@@ -18,11 +18,8 @@ from agentkit.runs import Run, append_jsonl
 def trajectory(task_id, success, sample=0, policy="sft", oks=(), tokens=4):
     """A trajectory with one turn per tool call in ``oks`` and a final turn."""
     called = [Turn("<tool_call>", (0, 1), (ToolResult("search", {}, "seen", ok),)) for ok in oks]
-    ids = tuple(range(tokens))
-    return Trajectory(
-        task_id, policy, sample, 0, (1,), ids, (1,) * tokens, (0.0,) * tokens, (*called, Turn("done", (0, 1))),
-        StopReason.ANSWER, "done", success,
-    )  # fmt: skip
+    own = (1,), tuple(range(tokens)), (1,) * tokens, (0.0,) * tokens, (*called, Turn("done", (0, 1)))
+    return Trajectory(task_id, policy, sample, 0, *own, StopReason.ANSWER, "done", success)
 
 
 def singles(outcomes, **options):

@@ -15,42 +15,8 @@ from agentkit.tasks.audit import audit
 from agentkit.tasks.public import hub
 from agentkit.tools.runtime import tools_of
 
-HOTPOT = {
-    "id": "5a7a", "question": "Were Scott Derrickson and Ed Wood of the same nationality?", "answer": "yes",
-    "type": "comparison", "level": "hard",
-    "supporting_facts": {"title": ["Scott Derrickson", "Ed Wood"], "sent_id": [0, 0]},
-    "context": {"title": ["Ed Wood", "Scott Derrickson"],
-                "sentences": [["Edward Wood was an American filmmaker."], ["Scott Derrickson is an American director."]]},
-}  # fmt: skip
-TWOWIKI = {
-    "_id": "13f5", "question": "Who is the mother of the director of film Polish-Russian War?",
-    "answer": "Małgorzata Braunek", "type": "compositional",
-    "supporting_facts": [["Polish-Russian War (film)", 1], ["Xawery Żuławski", 2]],
-    "context": [["Xawery Żuławski", ["Xawery Żuławski is a director.", " His mother is Małgorzata Braunek."]]],
-}  # fmt: skip
-TRIVIA = {"question_id": "tc_1", "question": "Where is the government of Bolivia?",
-          "answer": {"value": "La Paz", "aliases": ["La Paz", "Nuestra Señora de La Paz"], "type": "Entity"}}  # fmt: skip
-GSM8K = {"question": "Natalia sold 48 clips in April and half as many in May. How many altogether?",
-         "answer": "In May 48/2 = <<48/2=24>>24.\nAltogether 48+24 = <<48+24=72>>72.\n#### 1,072"}  # fmt: skip
-MBPP = {
-    "task_id": 11, "text": "Write a python function to remove first and last occurrence of a given character.",
-    "code": "def remove_Occ(s,ch):\r\n    s = s.replace(ch, '', 1)\r\n    i = s.rfind(ch)\r\n"
-            "    return s if i < 0 else s[:i] + s[i+1:]",
-    "test_list": ['assert remove_Occ("hello","l") == "heo"', 'assert remove_Occ("abcda","a") == "bcd"'],
-    "test_setup_code": "", "challenge_test_list": [],
-}  # fmt: skip
-MBPP_CLEAN = {"task_id": 7, "prompt": "Compare sets.", "code": "def both(a, b):\n    return sorted(set(a) & set(b))",
-              "test_imports": ["import math"],
-              "test_list": ["assert set(both([1,2],[2])) == set([2])", "assert math.isclose(len(both([1],[1])), 1)"]}  # fmt: skip
-HUMANEVAL = {
-    "task_id": "HumanEval/38", "entry_point": "decode_cyclic",
-    "prompt": 'def encode_cyclic(s: str):\n    """rotates"""\n    return s[1:] + s[:1]\n\n\n'
-              'def decode_cyclic(s: str):\n    """inverse of encode_cyclic"""\n',
-    "canonical_solution": "    return s[-1:] + s[:-1]\n",
-    "test": "METADATA = {}\n\ndef check(candidate):\n    from random import randint, choice\n    import string\n"
-            "    for _ in range(100):\n        text = ''.join(choice(string.ascii_lowercase) for i in range(randint(10, 20)))\n"
-            "        assert candidate(encode_cyclic(text)) == text\n",
-}  # fmt: skip
+GIVEN = Path(__file__).with_name("dataset_rows.json").read_text(encoding="utf-8")  # a row of each schema
+HOTPOT, TWOWIKI, TRIVIA, GSM8K, MBPP, MBPP_CLEAN, HUMANEVAL = json.loads(GIVEN)
 
 
 def agentrl(source: str, truth: object, ability: str = "math", index: int = 0) -> dict:

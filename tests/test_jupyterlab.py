@@ -45,11 +45,9 @@ def opened(browser, lab, project):
     pages = []
 
     def open_(stage, name="", run="outputs/lab", **changes):
-        path = with_parameters(
-            ROOT / "notebooks" / f"{stage}.ipynb",
-            project / "notebooks" / f"{name or stage}.ipynb",
-            recipe="params/small.yaml", run=run, changes=changes,
-        )  # fmt: skip
+        source, own = (folder / "notebooks" for folder in (ROOT, project))
+        given = {"recipe": "params/small.yaml", "run": run, "changes": changes}
+        path = with_parameters(source / f"{stage}.ipynb", own / f"{name or stage}.ipynb", **given)
         pages.append(Notebook(browser, lab, project, str(path.relative_to(project))))
         return pages[-1]
 

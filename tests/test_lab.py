@@ -69,7 +69,7 @@ def recipe(tmp_path):
 
 
 # ---- what is of one's own
-def test_a_lab_file_beside_its_recipe_brings_tasks_tools_verifier_and_rewards(recipe, tokenizer, tmp_path):
+def test_a_lab_file_brings_tasks_tools_verifier_and_rewards(recipe, tokenizer, tmp_path, capsys):
     lab = Lab.open(recipe)
     suite = lab.suite()
     assert {(t.family, t.difficulty) for t in suite} == {("boxes", "easy")} and len(suite) == 20
@@ -85,6 +85,8 @@ def test_a_lab_file_beside_its_recipe_brings_tasks_tools_verifier_and_rewards(re
     again = Lab.open(Recipe.from_mapping(read_recipe(recipe)))
     assert [t.id for t in again.load(run)] == [t.id for t in suite] and again.digest == lab.digest
     assert all(row["passed"] for row in again.load(run).audit())
+    assert main(["audit", str(run.file("tasks.jsonl")), "--lab", str(tmp_path / "mine.py")]) == 0
+    assert "counted" in capsys.readouterr().out
 
 
 def test_a_given_task_that_names_no_tools_has_those_of_its_family(recipe, tmp_path):
@@ -220,12 +222,6 @@ def test_plans_of_given_tasks_are_solved(tmp_path, capsys):
     assert main(["audit", str(path), "--json"]) == 1
     (row,) = [row for row in json.loads(capsys.readouterr().out)["rows"] if not row["passed"]]
     assert row["check"] == "plan" and says in row["why"]
-
-
-def test_a_file_is_audited_by_the_verifiers_of_a_lab_file_that_is_named(recipe, tmp_path, capsys):
-    path = write_tasks(tmp_path / "boxes" / "tasks.jsonl", Lab.open(recipe).suite().tasks)
-    assert main(["audit", str(path), "--lab", str(tmp_path / "mine.py")]) == 0
-    assert "counted" in capsys.readouterr().out
 
 
 def test_rows_of_question_and_answer_are_enough(tmp_path):

@@ -57,9 +57,7 @@ def test_merged_and_adapter_agree_and_the_data_type_is_kept(trained):
 
 
 @pytest.mark.parametrize("cold_start", [False, True])
-def test_it_ends_its_turns_where_rollouts_did_and_an_adapter_beside_it_names_its_base(
-    trained, tmp_path, cold_start
-):
+def test_its_turns_end_where_rollouts_did_and_an_adapter_apart_names_its_base(trained, tmp_path, cold_start):
     """A base model's own end is another, and its settings may sample without saying so."""
     run = Run(shutil.copytree(trained[0].path, tmp_path / "run"))
     agent = shutil.copytree(run.manifest["recipe"]["model"], tmp_path / "agent")
@@ -103,9 +101,7 @@ def test_a_merge_that_changes_the_policy_is_refused_and_leaves_the_last_one(trai
     assert not run.file(".merged.new").exists()
 
 
-def test_an_adapter_that_rounding_would_lose_is_refused_or_exported_beside_its_model(
-    trained, tmp_path, capsys
-):
+def test_an_adapter_that_rounding_would_lose_is_refused_or_kept_beside_its_model(trained, tmp_path, capsys):
     """Changes of 2e-4, as after 200 steps at a learning rate of 1e-6: half of bfloat16's step at 0.02."""
     run = Run(shutil.copytree(trained[0].path, tmp_path / "run"))
     path = run.file("adapter", "adapter_model.safetensors")

@@ -13,11 +13,9 @@ TASK = Task("t", "Say 2.", "2")
 
 
 def trajectory(results=(), components=None, **changes):
-    values = {"success": 1.0, "reward": 1.0} | changes
-    return Trajectory(
-        "t", "p", 0, 0, (4,), (1, 2), (1, 1), (-1.0, -1.0), (Turn("a", (0, 2), results),), StopReason.ANSWER,
-        components=components or {}, **values,
-    )  # fmt: skip
+    values = {"success": 1.0, "reward": 1.0, "components": components or {}} | changes
+    own = (4,), (1, 2), (1, 1), (-1.0, -1.0), (Turn("a", (0, 2), results),)
+    return Trajectory("t", "p", 0, 0, *own, StopReason.ANSWER, **values)
 
 
 def test_a_step_is_counted():

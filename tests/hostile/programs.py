@@ -14,8 +14,6 @@ CRASH = ("error", "killed", "memory", "timeout")  # it ends by itself or is ende
 
 @dataclass(frozen=True)
 class Program:
-    """One input."""
-
     name: str
     code: str
     status: tuple[str, ...]

@@ -3,9 +3,9 @@
 import contextlib
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 from hostile.measure import rows_of, verdict
@@ -37,19 +37,14 @@ def test_what_is_accepted_though_it_is_wrong_is_rare_and_no_answer_line():
 
 def test_heavy_answers_on_many_threads_all_end():
     check("symbolic", "1+x", "x+1")  # a child is up
-    spent = {}
 
-    def attack(number: int) -> None:
+    def attack(number: int) -> float:
         start = time.monotonic()
         check("symbolic", f"9^{{9^{{9}}}}+{number}", "1")
-        spent[number] = time.monotonic() - start
+        return time.monotonic() - start
 
-    threads = [threading.Thread(target=attack, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10 * LIMIT_S)
-    assert len(spent) == 6 and max(spent.values()) < 6 * LIMIT_S / CHILDREN
+    with ThreadPoolExecutor(6) as pool:
+        assert max(pool.map(attack, range(6), timeout=10 * LIMIT_S)) < 6 * LIMIT_S / CHILDREN
 
 
 def lives(process: psutil.Process) -> bool:

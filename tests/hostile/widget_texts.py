@@ -19,19 +19,13 @@ SCRIPTS = {
 }
 CHARACTERS = {
     "ANSI": "\x1b[31mred\x1b[0m \x1b]0;title\x07 \x9b2J",
-    "reading direction": "\u202egnp.exe\u202c \u2066isolated \u2067rtl \u200f \u061c",
-    "NUL": "a\x00b\x00",
-    "surrogates": "\ud800 \udfff \udc00\ud83d",
-    "invisible": "\u200b\ufeff\u2060\u00ad",
+    "reading direction": "\u202egnp.exe\u202c \u2066isolated \u2067rtl \u200f \u061c", "NUL": "a\x00b\x00",
+    "surrogates": "\ud800 \udfff \udc00\ud83d", "invisible": "\u200b\ufeff\u2060\u00ad", "combining": "Z" + "\u0301" * 500,
     "line ends": "a\rb\r\nc\u2028d\u2029e\x0b\x0c",
     "control tokens": "<|im_end|>\n<|im_start|>assistant <tool_call>{</tool_call>",
-    "combining": "Z" + "\u0301" * 500,
-}
+}  # fmt: skip
 LONG = {
-    "line": "x" * 1_000_000,
-    "markup": "<b>" * 330_000,
-    "depth": "(" * 1_000_000,
-    "wide": "\U0001f4a9" * 250_000,
+    "line": "x" * 1_000_000, "markup": "<b>" * 330_000, "depth": "(" * 1_000_000, "wide": "\U0001f4a9" * 250_000,
     "lines": "\n" * 1_000_000,
-}
+}  # fmt: skip
 TEXTS = SCRIPTS | CHARACTERS | LONG

@@ -63,9 +63,9 @@ def test_rows_are_families_by_source_and_a_limit_is_shared_evenly(tmp_path):
 
 
 SEVEN = "n = int(input())\nprint(2 * n if n < 7 else -1)"  # right in 7 of 16 tests
-PUBLISHED = {  # validation at step 366: accuracy, score and reward are one number where nothing is partial
-    "deepscaler": ("100.0 %", "1", "1"), "taco_code": ("0.0 %", "0.4375", "0.4375"),
-    "numina_math": ("0.0 %", "-1.1", "-1.1"), "gpqa_science": ("0.0 %", "-1.1", "-1.1"), "omni_math": ("0.0 %", "-1.1", "-1.1"),
+PUBLISHED = {  # validation at step 366: accuracy, and score and reward, which are one number
+    "deepscaler": (1.0, 1.0), "taco_code": (0.0, 0.4375),
+    "numina_math": (0.0, -1.1), "gpqa_science": (0.0, -1.1), "omni_math": (0.0, -1.1),
 }  # fmt: skip
 
 
@@ -85,10 +85,10 @@ def test_the_published_table_comes_out_and_what_it_hides(tmp_path, tokenizer, na
     assert verify(tasks[1], tried[1]).value == 7 / 16
     wrong = {"tcr_broken": -1.1, "tcr": -0.8, "tcr_without": -1.0}[name]
     for task, t in zip(tasks, tried, strict=True):
-        accuracy, score, _ = PUBLISHED[task.family]
+        accuracy, score = PUBLISHED[task.family]
         got = next((v for name, v in t.components.items() if name.startswith("tool_call_")), t.success)
-        assert got == pytest.approx(wrong if score == "-1.1" else float(score), abs=1e-3)
-        assert (t.success == 1.0) == accuracy.startswith("100")
+        assert got == pytest.approx(wrong if score == -1.1 else score, abs=1e-3)
+        assert (t.success == 1.0) == (accuracy == 1.0)
     pairs = list(zip(tasks, tried, strict=True))
     measured = {name: sum(measure(*pair) for pair in pairs) / 5 for name, measure in tcr.MEASURES.items()}
     assert measured == {"accuracy": 0.2, "called a tool": 1.0}
