@@ -4,9 +4,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from engines import adapter_on
 
-from agentkit import nano
 from agentkit.cli import main
+from agentkit.policies.loading import load_agent
 from agentkit.records import DataError
 from agentkit.runs import Run, write_json
 from agentkit.tasks.public.gaia import GaiaEnvironment, load
@@ -119,15 +120,11 @@ def test_a_sheet_is_read_as_rows(official, corpus):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A run with two adapters that were trained on nothing."""
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
-
     run = Run.create(tmp_path_factory.mktemp("runs") / "tiny")
     keys = {"model": "nano", "sft": True, "test_samples": 1, "max_turns": 2, "max_turn_tokens": 24}
     run.update(recipe=keys)
     for name in ("sft", "adapter"):
-        model = AutoModelForCausalLM.from_pretrained(nano.DATA)
-        get_peft_model(model, LoraConfig(target_modules="all-linear")).save_pretrained(run.file(name))
+        adapter_on(load_agent("nano")[0], 0.0).save_pretrained(run.file(name))
     return run
 
 
