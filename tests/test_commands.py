@@ -103,11 +103,8 @@ def _make(words: list[str]) -> None:
     subprocess.run(["make", "-n", *words], cwd=ROOT, check=True, capture_output=True)
 
 
-UNDERSTAND = {
-    "agentkit": _agentkit,
-    "papermill": _papermill,
-    "make": _make,
-}  # each raises for what it does not know
+# each raises for what it does not know
+UNDERSTAND = {"agentkit": _agentkit, "papermill": _papermill, "make": _make}
 
 
 def pinned(lock: str) -> dict[str, str]:

@@ -103,8 +103,8 @@ def test_an_address_needs_no_v1_and_an_error_names_it_without_its_password(ask, 
     host = server.url.removeprefix("http://")
     for path in ("", "/", "/v1/", "/own/path"):
         assert ask(f"Lyon {path}", url=f"http://{host}{path}").value == 0
-    paths = [path.removesuffix("/chat/completions") for path, _, _ in server.seen]
-    assert paths == ["/v1"] * 3 + ["/own/path"]
+    paths = [path for path, _, _ in server.seen]
+    assert paths == ["/v1/chat/completions"] * 3 + ["/own/path/chat/completions"]
     server.judge = lambda asked: 404
     why = ask("Paris", url=f"http://me:secret@{host}").why
     assert why == f"the judge at http://{host}/v1/chat/completions answered with status 404"

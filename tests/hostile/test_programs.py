@@ -55,13 +55,8 @@ def outside(tmp_path_factory):
 
 
 def filled(code: str, outside: SimpleNamespace) -> str:
-    places = {
-        "HOME": outside.home,
-        "SECRET": outside.home / "secret",
-        "UNIX": outside.unix,
-        "CORPUS": SHIPPED,
-    }
-    places |= {"PARENT": os.getpid(), "PORT": outside.port, "LITTER": "agentkit-litter"}
+    places = {"HOME": outside.home, "SECRET": outside.home / "secret", "CORPUS": SHIPPED}
+    places |= {"PARENT": os.getpid(), "PORT": outside.port, "UNIX": outside.unix, "LITTER": "agentkit-litter"}
     for name, value in places.items():
         code = code.replace(f"'{name}'", f"'{value}'").replace(f"b'{name}'", f"b'{value}'")
         code = code.replace(name, str(value)) if name in ("PARENT", "PORT", "LITTER", "HOME") else code
