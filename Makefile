@@ -50,8 +50,9 @@ test: setup-test
 test-all: setup-test
 	@$(pytest) $(PYTEST)
 
+# Its settings keep JupyterLab from asking about news, and from looking for updates.
 lab: setup
-	@$(BIN)/jupyter lab --LabApp.news_url=None --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks $(LAB)
+	@$(BIN)/jupyter lab --LabApp.app_settings_dir=.ci/jupyterlab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks $(LAB)
 
 bench: setup
 	@$(BIN)/python -m tests.benchmarks.rollouts --quick

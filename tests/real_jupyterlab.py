@@ -1,6 +1,5 @@
 """A real JupyterLab and one notebook in it, driven as a person drives it: menus, shortcuts, buttons."""
 
-import json
 import os
 import re
 import secrets
@@ -22,19 +21,15 @@ FOLDERS = (
 QUEUED = (
     "[...document.querySelectorAll('.jp-InputPrompt')].some((prompt) => prompt.textContent.includes('*'))"
 )
-SETTINGS = {"apputils-extension/notification": {"fetchNews": "false"}}  # no question that hides the page
 
 
 @contextmanager
 def served(root: Path):
-    """JupyterLab on a folder, with settings of its own: its address, with a token. Nothing of it is left."""
+    """JupyterLab on a folder, with the settings of make lab: its address, with a token. Nothing of it is left."""
     port, token, home = free_port(), secrets.token_hex(16), root.parent / f".{root.name}-jupyter"
     words = ["--no-browser", "--allow-root", f"--port={port}", "--ServerApp.port_retries=0",
-             f"--ServerApp.root_dir={root}", f"--IdentityProvider.token={token}"]  # fmt: skip
-    for name, values in SETTINGS.items():
-        file = home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(values))
+             f"--LabApp.app_settings_dir={ROOT}/.ci/jupyterlab", f"--ServerApp.root_dir={root}", f"--IdentityProvider.token={token}"]  # fmt: skip
+    home.mkdir()
     paths = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     environ = os.environ | {name: str(home / name) for name in FOLDERS} | {"PYTHONPATH": paths}
     environ["JUPYTERLAB_SETTINGS_DIR"] = str(home / "settings")

@@ -144,6 +144,7 @@ def test_views_are_live_and_static_and_save_notes(browser, lab, project):
     static.get_by_label("next task").click()
     static.locator(".prompt").filter(has_text=TASKS[1].prompt).wait_for()
     assert "#task" not in page.url  # JupyterLab's address is its own
+    assert not page.get_by_text("Jupyter news").count(), "it asks nothing"
     for light, theme in (("false", "dark"), ("true", "light")):
         page.evaluate("light => { document.body.dataset.jpThemeLight = light }", light)
         static.locator(f".ak[data-theme={theme}]").wait_for()

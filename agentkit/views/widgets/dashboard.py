@@ -122,7 +122,8 @@ class Dashboard:
         # ipykernel 7.4 brings a click to the thread that made the button, and that one is training: leave it
         # to the subshell that the page addressed
         button.comm._reply_subshell_for = lambda data, addressed: addressed
-        parts = [ipywidgets.HTML(), go.FigureWidget(), ipywidgets.HTML()]
+        curves = go.FigureWidget(plots.training_curves(self._metrics()))
+        parts = [ipywidgets.HTML(), curves, ipywidgets.HTML()]
         self._live = ipywidgets.VBox([ipywidgets.HBox([button, said]), *parts])
         display(self._live)
 
