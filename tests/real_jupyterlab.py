@@ -28,8 +28,9 @@ def served(root: Path):
     """JupyterLab on a folder, with the settings of make lab: its address, with a token. Nothing of it is left."""
     port, token, home = free_port(), secrets.token_hex(16), root.parent / f".{root.name}-jupyter"
     words = ["--no-browser", "--allow-root", f"--port={port}", "--ServerApp.port_retries=0",
-             f"--LabApp.app_settings_dir={ROOT}/.ci/jupyterlab", f"--ServerApp.root_dir={root}", f"--IdentityProvider.token={token}"]  # fmt: skip
-    home.mkdir()
+             f"--LabApp.app_settings_dir={ROOT}/.ci/jupyterlab", f"--ServerApp.root_dir={root}",
+             f"--IdentityProvider.token={token}"]  # fmt: skip
+    home.mkdir(exist_ok=True)
     paths = os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH")]))
     environ = os.environ | {name: str(home / name) for name in FOLDERS} | {"PYTHONPATH": paths}
     environ["JUPYTERLAB_SETTINGS_DIR"] = str(home / "settings")
