@@ -8,23 +8,18 @@ import os
 import platform
 import statistics
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from agentkit.records import Task
-from agentkit.runs import encode_json, versions, write_json
+from agentkit.runs import encode_json, versions
 from agentkit.tools.environments import SYSTEM_PROMPT
 
 
-def main(bench: Callable[[bool], dict[str, Any]], arguments: Sequence[str] | None = None) -> None:
+def main(bench: Callable[[bool], dict[str, Any]]) -> None:
     """The command line of a benchmark, which prints JSON."""
     parser = argparse.ArgumentParser(description=(bench.__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="end within about a minute")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to a file")
-    asked = parser.parse_args(arguments)
-    result = bench(asked.quick)
-    if asked.json:
-        write_json(asked.json, result)
+    result = bench(parser.parse_args().quick)
     print(encode_json(result, indent=1).decode().rstrip())
 
 

@@ -22,7 +22,6 @@ from agentkit import Lab, Recipe, Run, Task
 from agentkit.training.adapters import lora
 from agentkit.training.loop import GRPO
 from agentkit.training.loss import Batch
-from agentkit.training.prefix import scorer
 
 
 class StockTrainer(GRPOTrainer):
@@ -69,25 +68,19 @@ def stock_config(recipe: Recipe, out: Path) -> GRPOConfig:
 
 
 def stock_trainer(
-    model: Any, tokenizer: Any, recipe: Recipe, adapters: bool = True, kind: type[GRPOTrainer] = StockTrainer
+    model: Any, tokenizer: Any, recipe: Recipe, kind: type[GRPOTrainer] = StockTrainer
 ) -> GRPOTrainer:
-    """TRL's trainer of a recipe, of an adapter or all weights, whose prompts are nobody's."""
+    """TRL's trainer of a recipe, whose prompts are nobody's."""
     config, rows = stock_config(recipe, Path(tempfile.mkdtemp())), Dataset.from_list([{"prompt": "unused"}])
-    given = {"processing_class": tokenizer, "peft_config": lora(recipe, model) if adapters else None}
+    given = {"processing_class": tokenizer, "peft_config": lora(recipe, model)}
     return moved(kind(model, lambda **_: [0.0], config, rows, **given))
 
 
-def our_trainer(
-    model: Any, tokenizer: Any, recipe: Recipe, adapters: bool = True, share: bool = True
-) -> GRPO:
+def our_trainer(model: Any, tokenizer: Any, recipe: Recipe, share: bool = True) -> GRPO:
     """Our trainer of a recipe, likewise; ValueError where it cannot share prefixes though asked to."""
     tasks = [Task(f"task-{i}", "unused", "", family="A") for i in range(recipe.prompts_per_step)]
     run = Run.create(Path(tempfile.mkdtemp()) / "run")
     trainer = GRPO(Lab.open(recipe), model, tokenizer, tasks, [], run, share_prefixes=share)
-    if not adapters:
-        trainer.model = trainer.model.unload().train()
-        trainer.model.requires_grad_(True)
-        trainer.score, trainer.unshared = scorer(trainer.model, share)
     if share and trainer.unshared:
         raise ValueError(f"the update of this model shares nothing: {trainer.unshared}")
     return moved(trainer)

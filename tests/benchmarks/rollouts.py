@@ -1,8 +1,7 @@
-"""Rollouts: the same tasks and agent through our loop and stock TRL's two tool loops.
+"""Rollouts: the same tasks and agent through our loop and stock TRL's tool loop.
 
-They take turns. Cases trl_tools_* and trl_env_*: trajectories a second; the peer is TRL's GRPOTrainer, never
-changed, only configured, at tools that take 0, 50 and 500 ms. No tool cache is used. Leaves out scoring on
-TRL's side, which ours includes.
+They take turns, at tools that take 0, 50 and 500 ms: trajectories a second. The peer is TRL's GRPOTrainer, never
+changed, only configured. No tool cache is used. Leaves out scoring on TRL's side, which ours includes.
 """
 
 import tempfile
@@ -29,12 +28,7 @@ from .common import case, main, messages, report
 TURNS, TURN_TOKENS, TEMPERATURE = 6, 72, 0.7
 GROUP = 8
 # case: tool latency in seconds, repeats of 8 tasks, and how many tasks are quick: TRL waits for each call in turn
-CASES = {
-    "trl_tools_0ms": (0.0, 5, 2),
-    "trl_tools_50ms": (0.05, 3, 1),
-    "trl_tools_500ms": (0.5, 3, 1),
-    "trl_env_0ms": (0.0, 3, 2),
-}
+CASES = {"trl_tools_0ms": (0.0, 5, 2), "trl_tools_50ms": (0.05, 3, 1), "trl_tools_500ms": (0.5, 3, 1)}
 Run = Callable[[int], float]  # seed -> sampled tokens of a trajectory, on average
 Factory = Callable[[], CorpusEnvironment]
 
@@ -58,11 +52,10 @@ def bench_rollouts(quick: bool = False) -> dict[str, Any]:
     """Our rollouts against stock TRL's; ratio ours / peer, above 1 is faster."""
     corpus = Corpus()
     suite = Suite.build({"families": ["A", "B"], "n_tasks": 40, "seed": 11}, corpus=corpus).tasks
-    peers = {"trl_tools": _trl_tools, "trl_env": _trl_environments}
     cases = []
     for name, (latency, repeats, few) in CASES.items():
         environment, tasks = _slow(latency, corpus), suite[: few if quick else 8]
-        ours, peer = _ours(tasks, environment), peers[name.rpartition("_")[0]](tasks, environment)
+        ours, peer = _ours(tasks, environment), _trl(tasks, environment)
         if name == "trl_tools_0ms":  # warm-up of model and tools, not counted
             ours(-1)
             peer(-1)
@@ -95,34 +88,7 @@ def _ours(tasks: Sequence[Task], environment: Factory) -> Run:
 
 
 # ---- stock TRL
-def _trl_tools(tasks: Sequence[Task], environment: Factory) -> Run:
-    """GRPOTrainer with ``tools``, its own generation and tool loop."""
-    tools = environment()
-    trainer = _trainer(tasks, tools=[tools.search, tools.calculator])
-
-    def prepare(count: int) -> None:
-        trainer._sync_tool_dicts = [{t.__name__: t for t in trainer._standalone_tools} for _ in range(count)]
-
-    return _trl(trainer, tasks, prepare)
-
-
-def _trl_environments(tasks: Sequence[Task], environment: Factory) -> Run:
-    """GRPOTrainer with ``environment_factory``, one environment a trajectory."""
-    trainer = _trainer(tasks, environment_factory=environment)
-
-    def prepare(count: int) -> None:  # as its _generate_and_score_completions does before it generates
-        pool = trainer._environment_pool[None]
-        pool += [environment() for _ in range(count - len(pool))]
-        trainer._batch_environments, trainer.environments = [None] * count, pool[:count]
-        trainer._sync_tool_dicts = []
-        for one in trainer.environments:
-            one.reset()
-            trainer._sync_tool_dicts.append({"search": one.search, "calculator": one.calculator})
-
-    return _trl(trainer, tasks, prepare)
-
-
-def _trainer(tasks: Sequence[Task], **tools: Any) -> Any:
+def _trainer(tasks: Sequence[Task], environment: CorpusEnvironment) -> Any:
     model, tokenizer = load_agent("nano")
     tokenizer.response_template = qwen3_template
     config = GRPOConfig(
@@ -133,15 +99,17 @@ def _trainer(tasks: Sequence[Task], **tools: Any) -> Any:
     )  # fmt: skip
     rows = Dataset.from_list([{"prompt": messages(task)} for task in tasks])
     nothing = lambda completions, **_: [0.0] * len(completions)  # noqa: E731
-    return GRPOTrainer(model, nothing, config, rows, processing_class=tokenizer, **tools)
+    tools = [environment.search, environment.calculator]
+    return GRPOTrainer(model, nothing, config, rows, processing_class=tokenizer, tools=tools)
 
 
-def _trl(trainer: Any, tasks: Sequence[Task], prepare: Callable[[int], None]) -> Run:
-    """TRL's generation and tool loop for the tasks' prompts, without scoring."""
+def _trl(tasks: Sequence[Task], environment: Factory) -> Run:
+    """TRL's own generation and tool loop for the tasks' prompts, without scoring."""
+    trainer = _trainer(tasks, environment())
 
     def run(seed: int) -> float:
         prompts = [messages(task) for task in tasks for _ in range(GROUP)]  # TRL appends to them
-        prepare(len(prompts))
+        trainer._sync_tool_dicts = [{t.__name__: t for t in trainer._standalone_tools} for _ in prompts]
         trainer._async_tool_dicts = [{} for _ in prompts]
         trainer.model.train()
         return fmean(sum(mask) for mask in trainer._generate(prompts)[2])

@@ -5,20 +5,11 @@ tokens with nothing in common, so that nothing but the prompt can be shared. Eac
 tokens and four tool replies of 32, which the loss leaves out: about the proportion in the small agent's own
 trajectories. None is padded, which favours the peer. The peer is stock TRL 1.15 with the log-probabilities of
 TRL 1.14.2, because 1.15's own need a GPU kernel (peer.py says what that is). They take turns.
-Memory is what the process grows by at its peak, as the system sees it. Leaves out the optimiser's own
-arithmetic, which is the same for both.
+Leaves out memory, and the optimiser's own arithmetic, which is the same for both.
 """
 
-import contextlib
-import ctypes
-import gc
-import threading
-from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import cycle, islice
 from typing import Any
-
-import psutil
 
 from agentkit.policies.loading import load_agent
 from agentkit.recipe import Recipe
@@ -31,49 +22,28 @@ GROUP, COMPLETION, TURN = 8, 256, 32
 FULL, QUICK = {256: 7, 1024: 5, 4096: 3}, {256: 3, 1024: 2, 4096: 1}  # prompt tokens -> repeats
 
 
-@contextlib.contextmanager
-def repeated(act: Callable[[], Any], every_s: float) -> Iterator[None]:
-    """Do something again and again, in a thread, while the body runs."""
-    ended = threading.Event()
-
-    def turns() -> None:
-        while not ended.wait(every_s):
-            act()
-
-    thread = threading.Thread(target=turns, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
 def bench_update(quick: bool = False) -> dict[str, Any]:
-    """Seconds of one update, largest differences in log-probabilities and gradients, peak memory.
+    """Seconds of one update, largest differences in log-probabilities and gradients.
 
     ``ratio`` is peer / ours: above 1 is faster. ``logp_diff`` is in nats, ``grad_diff`` relative to the norm
-    of the peer's gradient; ``..._full`` are those of training all weights instead of LoRA adapters.
+    of the peer's gradient.
     """
-    repeats = QUICK if quick else FULL
-    lora, full = _pair(True), _pair(False)
-    lora_on = lora[0].tokenizer, lora[0].model.device
-    _compare(lora, _batch(*lora_on, 64), 1)  # warm-up, not counted
+    pair = _pair()
+    made_on = pair[0].tokenizer, pair[0].model.device
+    _compare(pair, _batch(*made_on, 64), 1)  # warm-up, not counted
     cases = []
-    for prompt, count in repeats.items():
-        figures = _compare(lora, _batch(*lora_on, prompt), count)
-        if prompt == 256 or not quick:
-            other = _compare(full, _batch(*lora_on, prompt), 1)
-            figures |= {f"{name}_full": other[name] for name in ("logp_diff", "grad_diff")}
+    for prompt, count in (QUICK if quick else FULL).items():
+        figures = _compare(pair, _batch(*made_on, prompt), count)
         cases.append(case(f"p{prompt}", "s/step", *figures.pop("seconds"), inverse=True, **figures))
     return report("update", cases)
 
 
-def _pair(adapters: bool) -> tuple[Any, Any]:
+def _pair() -> tuple[Any, Any]:
     sizes = {"group_size": GROUP, "prompts_per_step": 1, "micro_batch": GROUP}
     recipe = Recipe(beta=0.0, temperature=0.7, **sizes)
-    kinds = our_trainer, stock_trainer
-    return tuple(kind(*load_agent("nano", precision="float32"), recipe, adapters) for kind in kinds)
+    return tuple(
+        kind(*load_agent("nano", precision="float32"), recipe) for kind in (our_trainer, stock_trainer)
+    )
 
 
 def _batch(tokenizer: Any, device: Any, prompt: int) -> dict[str, Any]:
@@ -88,31 +58,15 @@ def _batch(tokenizer: Any, device: Any, prompt: int) -> dict[str, Any]:
 
 
 def _compare(pair: tuple[Any, Any], batch: dict[str, Any], repeats: int) -> dict[str, Any]:
-    """Seconds, gradients, log-probabilities and peak memory of both, one update after the other."""
-    seconds, peaks, gradients = ([], []), ([], []), [None, None]
+    """Seconds, gradients and log-probabilities of both, one update after the other."""
+    seconds, gradients = ([], []), [None, None]
     for _ in range(repeats):
         for side, trainer in enumerate(pair):
-            gradients[side] = None  # else it would hide growth
-            peak, (took, _, gradients[side]) = _peak_mb(partial(update, trainer, batch))
+            took, _, gradients[side] = update(trainer, batch)
             seconds[side].append(took)
-            peaks[side].append(peak)
     ours, peer = (logprobs(trainer, batch) for trainer in pair)
     differ = float((gradients[0] - gradients[1]).norm() / gradients[1].norm())
-    memory = {"ours": round(max(peaks[0]), 1), "peer": round(max(peaks[1]), 1)}
-    found = {"logp_diff": float((ours - peer).abs().max()), "grad_diff": differ, "peak_mb": memory}
-    return found | {"seconds": seconds}
-
-
-def _peak_mb(work: Callable[[], Any]) -> tuple[float, Any]:
-    """How many MB this process grew by at most while something ran, and what that returned."""
-    gc.collect()
-    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
-        libc.malloc_trim(0)  # memory that was freed and kept would hide growth
-    process = psutil.Process()
-    grown = [before := process.memory_info().rss]
-    with repeated(lambda: grown.append(process.memory_info().rss), 0.002):
-        result = work()
-    return (max(grown) - before) / 1e6, result
+    return {"logp_diff": float((ours - peer).abs().max()), "grad_diff": differ, "seconds": seconds}
 
 
 if __name__ == "__main__":
