@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, Qwen3Config
 
 from agentkit.policies import sync_guard
 from agentkit.policies.engine_weights import save_lora
@@ -22,18 +22,10 @@ from agentkit.records import Task
 from agentkit.rollouts.policy import Policy, Request, Sample
 
 FAULTS = ("withheld", "wrong adapter", "temperature", "stale")
-SHAPES = {  # as their config.json has them: Qwen3-0.6B, Qwen3-4B, Qwen2.5-7B, and one for rehearsals
-    "0.6B": Qwen3Config(
-        vocab_size=151_936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
-        num_key_value_heads=8, head_dim=128, tie_word_embeddings=True, max_position_embeddings=40_960,
-    ),
+SHAPES = {  # Qwen3-4B's as its config.json has it, and one for rehearsals
     "4B": Qwen3Config(
         vocab_size=151_936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
         num_key_value_heads=8, head_dim=128, tie_word_embeddings=True, max_position_embeddings=40_960,
-    ),
-    "7B": Qwen2Config(
-        vocab_size=152_064, hidden_size=3584, intermediate_size=18_944, num_hidden_layers=28,
-        num_attention_heads=28, num_key_value_heads=4, tie_word_embeddings=False, max_position_embeddings=32_768,
     ),
     "tiny": Qwen3Config(
         vocab_size=2048, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
@@ -94,14 +86,9 @@ def kept(handed: Any, model: PeftModel) -> float:
 def shown(policy: Policy, model: PeftModel, requests: int = 4, tokens: int = 64, prompt: int = 64) -> Any:
     """``sync_guard.gap`` of sampled tokens, its share always taken: what the engine shows of the adapter."""
     vocabulary = model.config.get_text_config().vocab_size
-    prompts = torch.randint(
-        5, vocabulary, (requests, prompt), generator=torch.Generator().manual_seed(3)
-    ).tolist()
-    return gap_of(model, prompts, sampled(policy, prompts, tokens, 1.0))
-
-
-def gap_of(model: PeftModel, prompts: list[list[int]], samples: list[Sample]) -> Any:
-    """The gap between what an engine said of its samples and what the model does, its share always taken."""
+    generator = torch.Generator().manual_seed(3)
+    prompts = torch.randint(5, vocabulary, (requests, prompt), generator=generator).tolist()
+    samples = sampled(policy, prompts, tokens, 1.0)
 
     def scored():
         pairs = zip(prompts, samples, strict=True)

@@ -42,8 +42,6 @@ class Simulated:
 
 def simulate(fault: str | None, seed: int, steps: int = STEPS) -> Simulated:
     """One run, with a fault of CONSEQUENCES or healthy; ``seed`` draws everything."""
-    if fault is not None and fault not in CONSEQUENCES:
-        raise ValueError(f"there is no fault {fault!r}: use one of {', '.join(CONSEQUENCES)}")
     rng = np.random.default_rng([seed, zlib.crc32((fault or "healthy").encode())])
     onset = 0
     if fault is not None:
@@ -192,12 +190,12 @@ def _group(step: int, task: int, world: World, curve: _Curve, rng: random.Random
     chance = 1 / (1 + math.exp(-logit - curve.tasks[task]))
     stuck, first = rng.random() < world["stuck"], None
     for sample in range(curve.group):
-        odd = {"silent"} if rng.random() < world["silent"] else set()
-        if first is not None and rng.random() < world["copied"] and not odd:
+        silent = rng.random() < world["silent"]
+        if first is not None and rng.random() < world["copied"] and not silent:
             yield replace(first, sample=sample)
             continue
         success = rng.random() < chance and not stuck
-        trajectory = _rollout(step, task, sample, success, odd, world, rng)
+        trajectory = _rollout(step, task, sample, success, silent, world, rng)
         if stuck:
             trajectory = replace(trajectory, reward=0.0, components=dict.fromkeys(trajectory.components, 0.0))
         first = first or trajectory
@@ -205,9 +203,9 @@ def _group(step: int, task: int, world: World, curve: _Curve, rng: random.Random
 
 
 def _rollout(
-    step: int, task: int, sample: int, right: bool, odd: set[str], world: World, rng: random.Random
+    step: int, task: int, sample: int, right: bool, silent: bool, world: World, rng: random.Random
 ) -> Trajectory:
-    calls = 0 if "silent" in odd else max(1, round(rng.gauss(world["calls"], 0.7)))
+    calls = 0 if silent else max(1, round(rng.gauss(world["calls"], 0.7)))
     turns = _turns(task + 1, calls, world, rng)
     length = max(8, int(world["tokens"] * len(turns) * math.exp(rng.gauss(0, 0.15))))
     cut = rng.random() < world["cut"]
@@ -222,9 +220,7 @@ def _rollout(
         components["bonus"] = min(2.0, max(0.0, rng.gauss(world["bonus"], 0.2)))
     if world["dead"] is not None:
         components["tool"] = world["dead"]
-    answer = f"gold {task}" if success else None
-    if not success:
-        answer = f"guess {task} {rng.randrange(30)}"
+    answer = f"gold {task}" if success else f"guess {task} {rng.randrange(30)}"
     return Trajectory(
         task_id=str(task), policy="grpo", sample=sample, seed=0, prompt_ids=(), completion_ids=IDS[:length],
         action_mask=(), old_logprobs=(), turns=turns,

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,6 @@ import torch
 from benchmarks import peer
 from benchmarks.peer import as_batch, logprobs, our_trainer, stock_trainer
 from benchmarks.update import _batch
-from torch.nn.attention import SDPBackend
 from trl import GRPOTrainer
 
 from agentkit import nano
@@ -121,12 +119,6 @@ def environment(budget: Budget) -> Lines:
     yield line("device", name, gpus=torch.cuda.device_count(), versions=versions())
     if CUDA:
         yield line("memory", round(torch.cuda.mem_get_info()[1] / 1e9, 1), "GB")
-    heads, size = 16, 128
-    for case, queries, masked in (("decode", 1, True), ("prefill", 512, False), ("tree", 512, True)):
-        q, k = (torch.zeros(2, heads, n, size, dtype=torch.bfloat16, device=DEVICE) for n in (queries, 512))
-        mask = torch.ones(2, 1, queries, 512, dtype=torch.bool, device=DEVICE) if masked else None
-        choice = torch._fused_sdp_choice(q, k, k, mask, 0.0, case == "prefill")
-        yield line(f"attention that serves {case}", SDPBackend(choice).name.lower())
 
 
 # ---- exactness
@@ -258,36 +250,6 @@ def _stopped(work: Callable[[], Any], wanted: bool) -> tuple[str, str, bool]:
     return "went on", "", not wanted
 
 
-def mismatch(budget: Budget) -> Lines:
-    """One on-policy step: its clip fraction must be 0 with either level of the ratio."""
-    for precision in ("float32", "bfloat16"):
-        for level, epsilon in (("token", 0.2), ("sequence", 3e-4)):
-            changes = {"importance_level": level, "clip_epsilon": epsilon, "precision": precision}
-            changes |= {"engine": budget.engine, "mismatch": "token_truncate", "temperature": 0.7}
-            changes |= {"steps": 1, "deterministic": False}
-            with tempfile.TemporaryDirectory() as folder:
-                agent = load_agent("nano", precision=precision)
-                trainer = survive.make_trainer(Path(folder) / "run", agent=agent, **changes | SHORT)
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")
-                    trainer.train()
-                row = read_jsonl(trainer.run.file("train", "metrics.jsonl"))[-1]
-                more = {"p99": _p99(trainer)} if level == "token" else {}
-            yield line(f"{budget.engine} {precision} {level}: clip fraction", row["clip_fraction"], "", row["clip_fraction"] == 0,
-                       mean=row["mismatch"], effective_samples=row["effective_samples"], **more)  # fmt: skip
-
-
-def _p99(trainer: Any) -> float:
-    """Of the absolute difference between the engine's and the trainer's log-probabilities, nats a token."""
-    apart = []
-    model = trainer.model
-    engines.move(model, 0.0)  # as it was when the step was sampled
-    for t in trainer.step.trajectories:
-        scored = sync_guard.sampled_logprobs(model, list(t.prompt_ids), list(t.completion_ids), 0.7)
-        apart += [abs(a - b) for a, b, m in zip(scored, t.old_logprobs, t.action_mask, strict=True) if m]
-    return float(torch.tensor(apart).quantile(0.99))
-
-
 # ---- real shapes
 def update(budget: Budget) -> Lines:
     name, shape = budget.shape("4B")
@@ -362,24 +324,6 @@ def _cache_bytes(policy: Any) -> int:
     return sum(x.nbytes for layer in layers for x in (layer.keys, layer.values) if x is not None)
 
 
-def sync(budget: Budget) -> Lines:
-    for wanted in budget.of(("4B", "7B"), ("4B",)):
-        name, shape = budget.shape(wanted)
-        model = engines.adapter_on(engines.random_model(shape, device=DEVICE).cpu(), 1e-3)
-        recipe = Recipe(engine="vllm", temperature=1.0, max_tokens=1024, engine_memory=0.5, **HALF)
-        for start in ("first", "second"):
-            seconds, policy = timed(partial(make_policy, model, _tokenizer(), "grpo", recipe))
-            yield line(f"{name}: {start} start of the engine", seconds, "s", **memory())
-            with policy:
-                engines.move(model, 2e-3)
-                seconds, _ = timed(partial(policy.sync, model))
-                yield line(f"{name}: sync of the adapter", seconds, "s")
-            tidy()
-            if CUDA:
-                left = torch.cuda.mem_get_info()
-                yield line(f"{name}: memory after close", (left[1] - left[0]) / 1e9, "GB")
-
-
 def step(budget: Budget) -> Lines:
     """Whole steps of GRPO on one-turn tasks: sync, rollouts, update and optimiser."""
     name, shape = budget.shape("4B")
@@ -412,30 +356,22 @@ def recipes(budget: Budget) -> Lines:
                 tiny = Path(folder, "tiny")
                 engines.random_model(engines.SHAPES["tiny"]).save_pretrained(tiny)
                 _tokenizer().save_pretrained(tiny)
-                sizes = {
-                    "prompts_per_step": 2,
-                    "group_size": 2,
-                    "micro_batch": 2,
-                    "max_turns": 2,
-                    "max_turn_tokens": 8,
-                }
-                changes |= {"model": str(tiny), "preflight": "off"} | sizes
+                changes |= {"prompts_per_step": 2, "group_size": 2, "micro_batch": 2}
+                changes |= {"model": str(tiny), "preflight": "off", "max_turns": 2, "max_turn_tokens": 8}
             words = [word for key, value in changes.items() for word in ("-p", f"{key}={value}")]
             run, recipe = Path(folder, "run"), TESTS.parent / "params" / f"{name}.yaml"
-            command = [sys.executable, "-m", "agentkit.cli"]
-            made = [*command, "run", str(recipe), "--run", str(run), "--to", "03", *words]
-            seconds, done = timed(
-                partial(subprocess.run, made, cwd=TESTS.parent, capture_output=True, text=True)
-            )
+            seconds, done = timed(partial(_cli, "run", recipe, "--run", run, "--to", "03", *words))
+            case = f"{name}, {budget.engine}"
             if done.returncode:
-                yield line(f"{name}, {budget.engine}", done.stderr.strip()[-300:], ok=False)
-                continue
-            told = subprocess.run(
-                [*command, "doctor", "--run", str(run)], capture_output=True, text=True, check=True
-            )
-            yield line(
-                f"{name}, {budget.engine}, three steps", seconds, "s", True, run=json.loads(told.stdout)
-            )
+                yield line(case, done.stderr.strip()[-300:], ok=False)
+            else:
+                told = json.loads(_cli("doctor", "--run", run).stdout)
+                yield line(f"{case}, three steps", seconds, "s", True, run=told)
+
+
+def _cli(*words: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "agentkit.cli", *map(str, words)]
+    return subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True)
 
 
 def sft(budget: Budget) -> Lines:

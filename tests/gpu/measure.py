@@ -30,13 +30,11 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 KINDS = ("base", "vllm")
 FIGURES = {  # name: for which kinds, what it needs, what it measures; in gpus.md's order
-    "environment": ("base vllm", "", "versions, and which attention serves"),
+    "environment": ("base vllm", "", "device and versions"),
     "exactness": ("base", "", "shared prefixes, plain and TRL's own update give the same numbers"),
     "survival": ("base vllm", "", "share of a small adapter that reaches rollouts, notebook 05 and a merged model"),
     "guard": ("base vllm", "", "planted faults that stop a run, healthy runs that do not"),
-    "mismatch": ("base vllm", "", "how far engine and trainer are apart on an on-policy batch"),
     "decode": ("base vllm", "cuda", "tokens a second at 4B, by rows"),
-    "sync": ("vllm", "cuda", "seconds of a sync and of an engine's start, memory after its end"),
     "step": ("base vllm", "cuda", "whole steps of GRPO at 4B"),
     "recipes": ("base vllm", "cuda", "the recipes smoke and qwen3-4b, three steps each, with real weights"),
     "sft": ("base", "cuda", "SFT and preflight's timed update at 4B"),
@@ -76,9 +74,8 @@ def children(names: list[str], chosen: argparse.Namespace, log: Path) -> Iterato
             else:
                 yield line
         if not ended or at != batch[-1]:
-            why = (
-                f"killed at the limit of {late:.0f} s for {len(batch)} figures" if late else _last_words(log)
-            )
+            killed = f"killed at the limit of {late:.0f} s for {len(batch)} figures"
+            why = killed if late else _last_words(log)
             yield {"figure": at, "case": "failed", "error": why, "ok": False}
             names = batch[batch.index(at) + 1 :] + names
 
@@ -153,9 +150,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--quick", action="store_true", help="the smallest sizes")
-    parser.add_argument(
-        "--rehearse", action="store_true", help="a tiny model in place of 4B and 7B, on any device"
-    )
+    parser.add_argument("--rehearse", action="store_true", help="a tiny model in place of 4B, on any device")
     parser.add_argument(
         "--only", nargs="+", choices=FIGURES, default=[], metavar="NAME", help=", ".join(FIGURES)
     )
