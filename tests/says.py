@@ -5,6 +5,12 @@ import asyncio
 from agentkit.rollouts.policy import Policy, Request, Sample
 
 
+class EndsAt:
+    """The part of a tokenizer that engines read."""
+
+    eos_token_id = 5
+
+
 class Says(Policy):
     """Says its turns, the last for ever, closed by ``end``. Log-probabilities count down from 0."""
 

@@ -57,15 +57,11 @@ def evenness(task, trajectory):
     return sum(i % 2 == 0 for i in own) / len(own)
 
 
-def print_nothing(row):
-    pass
-
-
 def tasks(n: int = 5, split: str = "train") -> list[Task]:
     return [Task(f"{split}-{i}", f"Say {i}.", str(i), "exact", family="tiny", split=split) for i in range(n)]
 
 
-def make_trainer(path, reward=evenness, agent=None, n_tasks=5, on_metrics=print_nothing, **changes):
+def make_trainer(path, reward=evenness, agent=None, n_tasks=5, on_metrics=lambda row: None, **changes):
     """A trainer on the tiny agent, with changes of the recipe or of the trainer's settings."""
     from agentkit.training.loop import GRPO, Settings
 

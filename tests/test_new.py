@@ -39,10 +39,6 @@ def test_a_new_lab_builds_its_suite_and_rolls_out(project, tokenizer, capsys):
     assert called == {"search", "calculator"}
 
 
-def test_the_example_is_a_lab_too(project):
-    assert Lab.open("params/shop.yaml").digest == Lab.open(ROOT / "params" / "shop.yaml").digest
-
-
 @pytest.mark.parametrize("there", ["mine.yaml", "labs/mine.py"])
 def test_nothing_is_overwritten(project, capsys, there):
     path = project / "params" / there

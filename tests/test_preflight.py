@@ -237,16 +237,6 @@ def test_the_report_as_text_html_and_json(rollouts, tmp_path):
     assert type(preflight).load(path).text() == preflight.text()
 
 
-def test_a_real_suite_and_policy_end_to_end(suite, tokenizer):
-    lab = Lab.open(Recipe(group_size=4, model="nano"))
-    careless = ScriptedPolicy(tokenizer, Flaws(wrong_operation=0.4, skip_lookup=0.3), name="sft")
-    preflight, rollouts = examine(lab, careless, suite.split("train"), test=suite.split("test"))
-    preflight.require()
-    assert preflight["Gold trajectories"].light == preflight["Masks"].light == "green"
-    assert len(rollouts) == 48 and preflight["Forecast"].values["rollout"] > 0  # 12 tasks
-    assert preflight["Signal or noise"].values["repeatable"] == pytest.approx(1.0)
-
-
 @pytest.mark.slow
 def test_the_command_reports_on_the_small_agent(capsys):
     recipe = str(Path(__file__).resolve().parents[1] / "params" / "nano.yaml")

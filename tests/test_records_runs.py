@@ -7,6 +7,8 @@ import stat
 import sys
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -133,8 +135,6 @@ def test_any_text_and_number_round_trips(tmp_path_factory, texts, logprobs, rewa
 
 
 def test_damaged_trajectory_files_are_one_sentence(tmp_path):
-    import pyarrow as pa
-
     good = runs.write_trajectories(tmp_path / "good.parquet", [make_trajectory()] * 40).read_bytes()
     middle = len(good) // 3
     damaged = {"empty": b"", "text": b"hello", "torn": good[: len(good) // 2]}
@@ -245,23 +245,11 @@ def test_a_damaged_manifest_is_one_sentence_and_stays(tmp_path, content):
     assert run.file("run.json").read_text() == content
 
 
-def test_a_run_gives_its_files_back(tmp_path):
-    import numpy as np
-
+def test_a_run_gives_its_steps_back_in_order(tmp_path):
     run = Run.create(tmp_path / "a")
     for step in (12, 3):
         path = run.file("train", "trajectories", f"step_{step:05d}.parquet")
         runs.write_trajectories(path, [make_trajectory(step=step)])
-        runs.append_jsonl(run.file("train", "metrics.jsonl"), {"step": step, "reward": 0.5})
     run.file("train", "trajectories", "step_old.parquet").write_text("not a step")
-    evaluated = make_trajectory(policy="grpo", step=None)
-    runs.write_trajectories(run.file("eval", "grpo.parquet"), [evaluated])
-    runs.write_json(run.file("comparison.json"), {"n_tasks": 1})
-    found = load_run(run.path)
-    assert found.steps == [3, 12]
-    assert found.trajectories(12) == found.trajectories(np.int64(12)) == [make_trajectory(step=12)]
-    assert found.trajectories("grpo") == [evaluated]
-    runs.write_jsonl(found.file("tasks.jsonl"), [TASK | {"id": "A-00001"}])
-    with pytest.warns(UserWarning, match="steps without a row: 10, the first of them 1"):
-        assert found.metrics["step"].tolist() == [12, 3]
-    assert found.comparison == {"n_tasks": 1}
+    assert run.steps == [3, 12]
+    assert run.trajectories(12) == run.trajectories(np.int64(12)) == [make_trajectory(step=12)]

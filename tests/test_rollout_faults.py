@@ -208,7 +208,7 @@ def test_the_trajectorys_time_ends_a_call_and_a_turn(tokenizer, tools, name):
 
 
 # ---- the cache, from a recipe to the metrics
-def test_eight_rollouts_that_ask_the_same_cost_one_call(tokenizer):
+def test_eight_rollouts_that_ask_the_same_at_once_cost_one_call(tokenizer):
     class Counts:
         ran = 0
 

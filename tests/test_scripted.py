@@ -23,7 +23,7 @@ ROOMY = Limits(max_turns=20, max_turn_tokens=400, max_tokens=8_000)
 def roll(corpus, tokenizer):
     """Roll out the scripted policy with some flaws."""
 
-    def run(tasks, group_size=1, seed=0, tokenizer=tokenizer, **flaws):
+    def run(tasks, group_size=1, seed=0, **flaws):
         policy, make = ScriptedPolicy(tokenizer, Flaws(**flaws)), partial(CorpusEnvironment, corpus)
         return rollout(list(tasks), policy, environment=make, group_size=group_size, seed=seed, limits=ROOMY)
 
@@ -110,14 +110,6 @@ def test_a_flaw_occurs_at_its_rate_and_costs_the_answer(roll, suite, flaw, had, 
 TEMPLATES = ("qwen2_5", "qwen3_6", "llama3_1", "glm4moe")  # one of each format
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_calls_are_written_in_the_format_of_the_template(roll, suite, tokenizer, name):
-    tasks, other = list(suite)[:20], templated(tokenizer, name)
-    assert all(t.success == 1.0 and all(r.ok for r in calls(t)) for t in roll(tasks, tokenizer=other))
-    slips = roll(tasks, tokenizer=other, malformed=1.0)
-    assert all(t.success == 1.0 and sum(not r.ok for r in calls(t)) > len(calls(t)) / 3 for t in slips)
-
-
 class Scales:
     """Tools that take a number, a count, a flag and a list."""
 
@@ -140,8 +132,9 @@ class Scales:
         return f"{amount * times:g}"
 
 
-@pytest.mark.parametrize(("name", "malformed"), [*((name, 0.0) for name in TEMPLATES), ("glm4moe", 1.0)])
-def test_calls_of_typed_tools_are_written_by_their_schemas(tokenizer, name, malformed):
+@pytest.mark.parametrize("malformed", [0.0, 1.0])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_calls_are_written_in_the_format_of_the_template_by_their_schemas(tokenizer, name, malformed):
     arguments = {"amount": 2.5, "times": 2, "exact": True, "names": ["a", "b"], "note": "3"}
     plan = [
         {"tool": "weigh", "arguments": arguments},

@@ -116,13 +116,6 @@ def drip(data: bytes):
     return [data[i : i + 1] for i in range(len(data))]
 
 
-def test_a_reply_is_read_and_no_redirect_followed(served):
-    assert fetch(served([OK + b"Content-Length: 3\r\n\r\n[1]"])) == [1]
-    moved = b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\nContent-Length: 0\r\n\r\n"
-    with pytest.raises(ReplyError, match="the server answered with status 302"):
-        fetch(served([moved]))
-
-
 DRIPS = [
     (drip(OK + b"X: " + b"y" * 500 + b"\r\n\r\n"), 0.1),
     ([OK + b"Content-Length: 500\r\n\r\n", *drip(b"x" * 500)], 0.1),

@@ -67,26 +67,13 @@ def tasks(*names):
     return [Task(name, name, "1") for name in names]
 
 
-class World:
-    """Groups by task name: those that start with d are dead. Remembers what was asked."""
-
-    def __init__(self):
-        self.asked = []
-
-    def __call__(self, own):
-        self.asked.append([task.id for task in own])
-        return [group(1.0, 1.0 if task.id.startswith("d") else 0.0, task=task.id) for task in own]
-
-
-def names(groups):
-    return [g.task_id for g in groups]
-
-
 def test_select_counts_what_it_did():
     recipe = Recipe.from_mapping({"dead_groups": "replace", "group_size": 2, "prompts_per_step": 4})
 
     def roll_out(own, size):
-        return [t for g in World()(own) for t in g.trajectories][: len(own) * size]
+        """Those whose names start with d are dead groups."""
+        groups = [group(1.0, float(task.id.startswith("d")), task=task.id) for task in own]
+        return [t for each in groups for t in each.trajectories]
 
     found = select(tasks("d1", "d2", "a", "b"), tasks("d3", "c", "d4"), roll_out, is_dead, recipe)
     assert [t.task_id for t in found.trajectories][::2] == ["c", "d2", "a", "b"]
@@ -122,7 +109,7 @@ def trained(agent, suite, path, **changes):
 def test_estimators_train(agent, suite, tmp_path, estimator):
     reward = {"correctness": 1, "format": 1, "efficiency": 1}
     batch, stored, row = trained(agent, suite, tmp_path / "run", advantage=estimator, reward=reward)
-    if estimator in ("turn", "step"):
+    if estimator == "turn":
         assert not batch.advantages[~batch.mask].any(), "replies have no advantage"
     told = [a[m].mean().item() for a, m in zip(batch.advantages, batch.mask, strict=True)]
     assert [t.advantage for t in stored] == pytest.approx(told, abs=1e-6)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from engines import adapter_on
 from safetensors.torch import load_file
+from says import EndsAt
 from servers import serving
 from survive import tiny_agent
 
@@ -21,12 +22,6 @@ from agentkit.policies.engine_weights import save_lora
 from agentkit.policies.server import API_KEY, ServerPolicy
 from agentkit.records import Task
 from agentkit.rollouts.policy import EngineError, Request, seed_number
-
-
-class EndsAt:
-    """The part of a tokenizer the policy reads."""
-
-    eos_token_id = 5
 
 
 class Replica:

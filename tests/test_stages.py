@@ -5,10 +5,10 @@ import subprocess
 import sys
 import time
 import warnings
-from pathlib import Path
 
 import pytest
 from nbformat.v4 import new_markdown_cell
+from test_recipes import write
 
 from agentkit import cli
 from agentkit.records import RecipeError, RunError
@@ -18,12 +18,6 @@ from agentkit.runs.labfile import lab_digest, load_module
 from agentkit.runs.progress import EVERY_S, told
 
 NANO = project_root(__file__) / "params" / "nano.yaml"
-
-
-def write(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
+from real_jupyterlab import wait_until
 
 from agentkit.cli import main
 from agentkit.preflight.sweeps import as_text, check, dry_run
@@ -227,15 +227,6 @@ def started(file: Path, folder: Path, *words: str, **environment: str) -> subpro
         return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=os.environ | environment)
 
 
-def until(condition, seconds: float = 400):
-    """What the condition gives, once it gives anything."""
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, "it did not come to that in time"
-        time.sleep(0.1)
-    return value
-
-
 def workers(folder: Path) -> list[psutil.Process]:
     """Processes that work on a cell of this sweep."""
     found = []
@@ -271,10 +262,10 @@ def test_a_sweep_that_is_killed_and_called_again_ends_as_an_undisturbed_one(tmp_
     file, whole, killed = tiny(tmp_path, arms=arms), tmp_path / "whole", tmp_path / "killed"
     assert started(file, whole).wait() == 0, (tmp_path / "whole.log").read_text()
     driver = started(file, killed)
-    until(lambda: len(done(killed)) >= 2 and workers(killed))
+    wait_until(lambda: len(done(killed)) >= 2 and workers(killed), 400)
     driver.send_signal(signal.SIGKILL)
     driver.wait()
-    until(lambda: not workers(killed), 60)  # they end with their driver
+    wait_until(lambda: not workers(killed), 60)  # they end with their driver
     before = done(killed)
     assert started(file, killed).wait() == 0, (tmp_path / "killed.log").read_text()
     assert before.items() <= done(killed).items(), "nothing that was done is repeated"
@@ -292,7 +283,7 @@ def test_two_cells_at_once_have_a_gpu_each_and_end_with_their_driver(tmp_path):
     words = ["--slots", "2"]
     driver = started(file, folder, *words, CUDA_VISIBLE_DEVICES="0,1")  # there is none
     try:
-        until(lambda: len({worker.environ()[CELL] for worker in workers(folder)}) == 2)
+        wait_until(lambda: len({worker.environ()[CELL] for worker in workers(folder)}) == 2, 400)
         cards = {worker.environ()["CUDA_VISIBLE_DEVICES"] for worker in workers(folder)}
         assert cards == {"0", "1"}
     finally:

@@ -280,13 +280,9 @@ def test_a_family_that_cannot_give_enough_says_why(corpus, draft, says, monkeypa
         Suite.build({"families": ["mine"], "n_tasks": 20}, corpus=corpus, families=families)
 
 
-@pytest.mark.parametrize(("spec", "says"), [
-    ({"families": ["Z"]}, "unknown task family 'Z': use A, B"), ({"families": ["A", "A"]}, "named twice"),
-])  # fmt: skip
-def test_a_wrong_spec_is_named(corpus, spec, says):
-    with pytest.raises(SuiteError) as error:
-        Suite.build(spec, corpus=corpus)
-    assert says in str(error.value)
+def test_a_family_that_is_named_twice_is_refused(corpus):
+    with pytest.raises(SuiteError, match="named twice"):
+        Suite.build({"families": ["A", "A"]}, corpus=corpus)
 
 
 def test_families_that_need_the_sandbox_are_left_out_where_there_is_none(corpus, monkeypatch):

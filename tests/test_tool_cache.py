@@ -57,13 +57,6 @@ def ask(environment, name="look", cache=None, times=1, at_once=True, **arguments
     return asyncio.run(work())
 
 
-def test_eight_identical_calls_in_flight_cost_one():
-    environment = Counted()
-    found = ask(environment, cache=ToolCache(), times=8, query="x")
-    assert environment.ran == ["x"] and [r.cached for r in found] == [False] + [True] * 7
-    assert {r.observation for r in found} == {"x []"} and all(r.ok for r in found)
-
-
 def test_a_kept_answer_outlives_the_process_that_asked(tmp_path):
     path = tmp_path / "cache" / "tools.sqlite"
     code = f"""

@@ -60,11 +60,6 @@ def test_calls_come_in_order_and_are_capped(format):
     assert many.errors == (f"more than {MAX_CALLS} tool calls in one turn; the rest was ignored",)
 
 
-def test_a_turn_of_broken_calls_has_so_many_errors():
-    bad = parse_turn("<tool_call>" * 5_000)
-    assert len(bad.errors) == MAX_CALLS + 1 and not bad.calls
-
-
 def test_the_format_is_read_from_the_chat_template_and_another_is_refused():
     assert detect_format("..<tool_call>\n<function=' + name + '>..") == "qwen3_coder"
     assert detect_format("<|start_header_id|>ipython<|end_header_id|> <|python_tag|>") == "llama3"

@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 import transformers
+from says import EndsAt
 
 from agentkit.policies.loading import without_dropout
 from agentkit.policies.slot_cache import SlotCache, memory_of, token_bytes
@@ -26,12 +27,6 @@ def tiny(kind=transformers.Qwen3ForCausalLM, config=transformers.Qwen3Config, **
     return kind(config(**SIZES, **{"num_key_value_heads": 2, "head_dim": 8} | more)).eval()
 
 
-class EndsAt:
-    """The part of a tokenizer the policy reads."""
-
-    eos_token_id = 5
-
-
 def plain(model, ids):
     with torch.no_grad():
         return model(torch.tensor([ids])).logits[0, -1]
@@ -47,16 +42,9 @@ def forgetful():
 
 def latent():
     """A model that makes keys and values anew from what the cache holds (multi-head latent attention)."""
-    sizes = dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 4)
-    sizes |= {
-        "q_lora_rank": 8,
-        "kv_lora_rank": 8,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "n_group": 1,
-        "topk_group": 1,
-    }
-    sizes |= {"moe_intermediate_size": 16, "num_key_value_heads": 4, "head_dim": 4}
+    sizes = dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "head_dim"), 4)
+    sizes |= {"q_lora_rank": 8, "kv_lora_rank": 8, "n_group": 1, "topk_group": 1, "n_routed_experts": 4}
+    sizes |= {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_key_value_heads": 4}
     return tiny(transformers.DeepseekV3ForCausalLM, transformers.DeepseekV3Config, **sizes)
 
 
