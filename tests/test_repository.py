@@ -35,11 +35,6 @@ TORCH_ALLOWED = ("policies", "rollouts.tokens", "training")
 
 
 # ---- imports
-def module_name(path: Path, root: Path) -> str:
-    parts = path.relative_to(root).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
 class _WithoutTypes(ast.NodeTransformer):
     """Leaves out what only type checkers import: nothing of it happens."""
 
@@ -47,50 +42,38 @@ class _WithoutTypes(ast.NodeTransformer):
         return None if ast.unparse(node.test) == "TYPE_CHECKING" else self.generic_visit(node)
 
 
-def imported_names(path: Path, modules: set[str]) -> list[str]:
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported_names(path: Path, modules: set[str]) -> set[str]:
     """Every module that a file imports, at any depth."""
-    names = []
+    names = set()
     for node in ast.walk(_WithoutTypes().visit(ast.parse(path.read_text(encoding="utf-8")))):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert not node.level, f"{path} has a relative import"
             targets = {f"{node.module}.{alias.name}" for alias in node.names}
-            names += sorted(targets & modules) + ([node.module] if targets - modules else [])
+            names |= targets & modules
+            names |= {node.module} if targets - modules else set()
     return names
 
 
-def layer_of(module: str) -> str:
-    """The name a module goes by in LAYERS: its package's, or its own, or agentkit itself."""
-    return (module.split(".")[1:] or ["__init__"])[0]
-
-
-def import_graph(root: Path) -> dict[str, list[str]]:
-    paths = {module_name(path, root): path for path in sorted((root / "agentkit").rglob("*.py"))}
-    return {module: imported_names(path, set(paths)) for module, path in paths.items()}
-
-
-def import_faults(root: Path) -> list[str]:
-    graph = import_graph(root)
-    faults = []
-    for module, targets in graph.items():
-        own = layer_of(module)
-        if own not in LEVEL:
-            faults.append(f"{module} has no layer: add {own} to LAYERS in tests/test_repository.py")
-            continue
-        for target in targets:
-            top = target.split(".")[0]
-            if top == "torch" and not module.removeprefix("agentkit.").startswith(TORCH_ALLOWED):
-                faults.append(f"{module} imports {target}: torch belongs to {', '.join(TORCH_ALLOWED)} only")
-            if top == "agentkit" and LEVEL.get(layer_of(target), -1) > LEVEL[own]:
-                faults.append(f"{module} imports {target}: upward")
-    return faults
+def level(module: str) -> int:
+    """That of its package, of itself, or of agentkit; KeyError for one that LAYERS lacks."""
+    return LEVEL[(module.split(".")[1:] or ["__init__"])[0]]
 
 
 def test_imports_go_one_way():
-    assert import_faults(ROOT) == []
-    graph = {module: {*targets} - {module} for module, targets in import_graph(ROOT).items()}
-    TopologicalSorter(graph).prepare()  # a cycle between files is an error that names it
+    paths = {module_name(path): path for path in (ROOT / "agentkit").rglob("*.py")}
+    graph = {module: imported_names(path, {*paths}) for module, path in paths.items()}
+    pairs = [(module, target) for module, targets in graph.items() for target in targets]
+    upward = [p for p in pairs if p[1].split(".")[0] == "agentkit" and level(p[1]) > level(p[0])]
+    torch = {module.removeprefix("agentkit.") for module, target in pairs if target.split(".")[0] == "torch"}
+    assert upward == [] and [module for module in torch if not module.startswith(TORCH_ALLOWED)] == []
+    within = {module: targets - {module} for module, targets in graph.items()}
+    TopologicalSorter(within).prepare()  # a cycle between files is an error that names it
 
 
 def test_building_tasks_and_reading_a_run_load_no_torch(tmp_path):
