@@ -115,10 +115,8 @@ def browser():
     with sync_playwright() as playwright:
         path = next(filter(None, map(shutil.which, CHROMIUMS)), playwright.chromium.executable_path)
         if not Path(path).exists():
-            pytest.fail(
-                "no Chromium on this machine: `make setup-test` installs one, or put one on PATH.",
-                pytrace=False,
-            )
+            way_out = "`make setup-test` installs one, or put one on PATH."
+            pytest.fail(f"no Chromium on this machine: {way_out}", pytrace=False)
         browser = playwright.chromium.launch(executable_path=path, args=CHROMIUM_FLAGS)
         yield browser
         browser.close()

@@ -174,7 +174,8 @@ def planted_in_sync(policy: Policy, model: PeftModel, fault: str, size: float = 
     # keys and values of a prompt under nearer weights than 0.1 differ by little more than rounding
     move(model, {"withheld": 0.0, "stale": 0.2}.get(fault, size), seed=5)
     policy.sync(model)  # what it stays with
-    asyncio.run(_fill_cache(policy))
+    prompts = sync_guard.probe_prompts(policy.tokenizer)
+    asyncio.run(sync_guard._probe(policy, prompts, 1.0))  # which fills its cache
     move(model, size, seed=6 if fault in ("wrong adapter", "stale") else 5)
     probe = sync_guard._probe
     if fault == "temperature":
@@ -186,10 +187,6 @@ def planted_in_sync(policy: Policy, model: PeftModel, fault: str, size: float = 
     finally:
         sync_guard._probe = probe
         vars(policy).pop("sync", None)
-
-
-async def _fill_cache(policy: Policy) -> None:
-    await sync_guard._probe(policy, sync_guard.probe_prompts(policy.tokenizer), 1.0)
 
 
 def _under_the_old_name(policy: Any) -> Callable:

@@ -77,9 +77,8 @@ class Notebook:
         self.page = self.context.new_page()
         self.page.set_default_timeout(120_000)
         self.page.goto(f"{self.address}/lab/tree/{path}?reset&token={self.token}")
-        self.page.get_by_text(
-            re.compile(r"\| Idle$")
-        ).wait_for()  # asked sooner, JupyterLab asks which kernel
+        # asked sooner, JupyterLab asks which kernel
+        self.page.get_by_text(re.compile(r"\| Idle$")).wait_for()
 
     def menu(self, name: str, item: str) -> None:
         """Choose an item of a menu of the menu bar."""

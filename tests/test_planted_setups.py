@@ -45,14 +45,6 @@ def aged(query, found):
     return "".join(str((int(c) + 3) % 10) if c.isdigit() else c for c in found).replace(" is ", " is not ", 1)
 
 
-def called(task, t):
-    return 0.2 * len(results_of(t))
-
-
-def unwritten(task, t):
-    return 0.1 * task.meta.get("num_turns", 0)
-
-
 def numbers_only(answer, gold, **options):
     return Score(float(any(c.isdigit() for c in answer) or answer == gold), "a number")
 
@@ -61,7 +53,6 @@ def shared(answer, gold, **options):
     return Score(float(bool(answer) and (answer in gold or gold in answer)), "a part of it")
 
 
-OFF = {"reward": "none"}
 PLANTED = {  # name: (what is changed, words of the first red or amber item)
     "dead tool": ({"search": lambda q, f: "No results."}, "The tool search says"),
     "tool that fails": ({"search": fails}, "The tool search says"),
@@ -71,8 +62,8 @@ PLANTED = {  # name: (what is changed, words of the first red or amber item)
     "no learning rate": ({"recipe": {"learning_rate": 0.0}}, "learning rate is 0"),
     "reward weight 0": ({"recipe": {"reward": {"correctness": 0, "format": 0.1, "efficiency": 1}}}, "correctness alone tells right from wrong"),
     "negative weight": ({"rewards": {"mine": (correctness, -1.0)}}, "sign, or its weight's, is flipped"),
-    "pays for calls": ({"rewards": {"mine": (called, 1.0)}}, "depends on being right"),
-    "an input never written": ({"rewards": {"right": (correctness, 1.0), "mine": (unwritten, 1.0)}}, "num_turns"),
+    "pays for calls": ({"rewards": {"mine": (lambda task, t: 0.2 * len(results_of(t)), 1.0)}}, "depends on being right"),
+    "an input never written": ({"rewards": {"right": (correctness, 1.0), "mine": (lambda task, t: 0.1 * task.meta.get("num_turns", 0), 1.0)}}, "num_turns"),
     "any number": ({"verifier": numbers_only}, "takes another number"),
     "shared substring": ({"verifier": shared}, "takes any text that holds the gold answer"),
     "never right": ({"flaws": Flaws(give_up=1.0, in_head=1.0, wrong_operation=1.0)}, "0% ["),
@@ -94,7 +85,7 @@ def small(monkeypatch, caches):
 
 def examined(suite, tokenizer, search=None, recipe=None, rewards=None, verifier=None, flaws=None):
     values = Recipe(group_size=4, model="nano")
-    lab = Lab.open(values.but(**(recipe or {}), **(OFF if rewards else {})))
+    lab = Lab.open(values.but(**(recipe or {}), **({"reward": "none"} if rewards else {})))
     if search:
         family = Family(environment=lambda: searching(search)(top_k=values.top_k))
         lab = lab.extended(families=dict.fromkeys("AB", family))

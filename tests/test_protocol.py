@@ -1,7 +1,6 @@
 """Environments made elsewhere run here unchanged, ours run in stock TRL, and both keep to the protocol."""
 
 import asyncio
-import json
 import random
 from functools import wraps
 
@@ -20,7 +19,7 @@ from agentkit.tools.environments import (
     PassagesEnvironment,
     WorkbenchEnvironment,
 )
-from agentkit.tools.runtime import run_call, tools_of
+from agentkit.tools.runtime import run_call
 from agentkit.tools.search import MAX_PASSAGES
 
 
@@ -70,6 +69,10 @@ class TestCorpusEnvironment(EnvironmentConformance):
 class TestWorkbenchEnvironment(EnvironmentConformance):
     factory = WorkbenchEnvironment
     calls = [WRITE, READ, ToolCall("list_files", {}), PROGRAM, SUM]
+
+
+class TestCalculatorEnvironment(EnvironmentConformance):
+    factory, calls = CalculatorEnvironment, [SUM]
 
 
 class TestForeignEnvironment(EnvironmentConformance):
@@ -222,18 +225,3 @@ def test_hostile_passages_are_text():
         found = search(environment, "fish")
         assert found.ok and found.observation.startswith("[1] ")
         found.observation.encode()
-
-
-def test_a_policy_meets_them_in_a_rollout(tokenizer):
-    limits = Limits(max_tokens=4_000, max_turn_tokens=500)
-    task = Task("t", "Who is the mayor?", "Ann Berg", meta={"passages": PASSAGES})
-    policy = Says(tokenizer, format_call("search", {"query": "mayor"}), "Answer: Ann Berg")
-    (found,) = rollout([task], policy, environment=PassagesEnvironment, limits=limits)
-    assert found.turns[0].results[0].observation.startswith("[1] Its mayor is") and found.success == 1.0
-    assert "Look up every fact with search" in policy.asked[0] and "calculator" not in policy.asked[0]
-    sums = Says(tokenizer, format_call("calculator", {"expression": "48 + 24"}), "Answer: 72")
-    task = Task("t", "48 + 24?", "72", "numeric")
-    (found,) = rollout([task], sums, environment=CalculatorEnvironment, limits=limits)
-    assert found.turns[0].results[0].observation == "72" and found.success == 1.0
-    assert list(tools_of(CalculatorEnvironment())) == ["calculator"]
-    assert '"search"' not in json.dumps(sums.asked)

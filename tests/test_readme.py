@@ -23,12 +23,8 @@ PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md",
 BLOCKS = [
     block for page in DOCS.rglob("*.md") for block in re.findall(r"```python\n(.*?)```", PAGES[page], re.S)
 ]
-MARKS = (
-    "families = {",
-    "alarms = {",
-    "@tool(pure",
-    "lab.rollout(",
-)  # one in each block, whatever page has it
+# one in each block, whatever page has it
+MARKS = ("families = {", "alarms = {", "@tool(pure", "lab.rollout(")
 OWN, MORE, DECLARED, BY_HAND = (next(block for block in BLOCKS if mark in block) for mark in MARKS)
 
 
@@ -90,11 +86,8 @@ def test_the_files_of_the_reading_tour_are_there():
 def test_the_example_of_a_declared_tool_keeps_the_protocol():
     namespace: dict = {"__name__": "readme"}
     exec(DECLARED, namespace)
-    suite = type(
-        "TestShop",
-        (EnvironmentConformance,),
-        {"factory": namespace["Shop"], "calls": [ToolCall("price", {"item": "tea"})]},
-    )
+    given = {"factory": namespace["Shop"], "calls": [ToolCall("price", {"item": "tea"})]}
+    suite = type("TestShop", (EnvironmentConformance,), given)
     for name in dir(suite):
         if name.startswith("test_"):
             getattr(suite(), name)()

@@ -150,13 +150,7 @@ def test_a_body_ends_at_its_bound(served):
 
 def test_an_address_that_leads_nowhere_cannot_be_reached(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "*")
-    for url in (
-        "nonsense",
-        "http://127.0.0.1:1/",
-        "http://no-such-host.invalid",
-        "http://[",
-        "ftp://x/",
-        "http://\0/",
-    ):
+    no_host = "http://127.0.0.1:1/", "http://no-such-host.invalid"
+    for url in (*no_host, "nonsense", "http://[", "ftp://x/", "http://\0/"):
         with pytest.raises(ReplyError, match="cannot be reached"):
             fetch(url)

@@ -21,10 +21,6 @@ def qwen3(**changes):
     return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**(SHAPE | changes)))
 
 
-def lists(array):
-    return [list(map(int, row)) for row in array]
-
-
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9), min_size=1, max_size=9))
 def test_trees_hold_every_prefix_once_and_paths_are_the_rows(rows):
     tree = build_tree(rows)
@@ -37,7 +33,9 @@ def test_trees_hold_every_prefix_once_and_paths_are_the_rows(rows):
     assert sum(tree.runs) == sum(tree.pieces) == len(tree.ids)
     first = 0
     for run, path in zip(tree.runs, walked, strict=True):
-        assert path in lists(tree.nodes) and path[-run:] == list(range(first, first + run))
+        assert path in [nodes.tolist() for nodes in tree.nodes] and path[-run:] == list(
+            range(first, first + run)
+        )
         first += run
 
 
@@ -158,12 +156,8 @@ def recurrent():
     return transformers.MambaForCausalLM(transformers.MambaConfig(**MAMBA))
 
 
-WHY = {
-    window: "sliding_attention",
-    recurrent: ".",
-    scaled: "off by .* nats",
-    eager: "its attention is 'eager'",
-}
+WHY = {window: "sliding_attention", recurrent: ".", scaled: "off by .* nats"}
+WHY |= {eager: "its attention is 'eager'"}
 
 
 @pytest.mark.parametrize("make", WHY)

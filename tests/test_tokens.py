@@ -12,10 +12,6 @@ from agentkit.rollouts.tokens import batch_faults, token_logprobs
 TEXTS = {1: "a", 2: "b", 3: "<end>", 7: "seen"}
 
 
-def decode(ids):
-    return "".join(TEXTS[i] for i in ids)
-
-
 def trajectory(task="t", sample=0, **changes):
     turns = (Turn("ab<end>", (0, 3)), Turn("b<end>", (5, 7)))
     found = Trajectory(
@@ -34,7 +30,8 @@ def batch(*changed):
 def faults(trajectories, rows=None, masks=None):
     rows = rows or [t.completion_ids for t in trajectories]
     masks = masks or [t.action_mask for t in trajectories]
-    return batch_faults(trajectories, 2, rows=rows, masks=masks, decode=decode)
+    spelt = lambda ids: "".join(TEXTS[i] for i in ids)  # noqa: E731
+    return batch_faults(trajectories, 2, rows=rows, masks=masks, decode=spelt)
 
 
 def test_a_right_batch_has_no_fault():

@@ -48,11 +48,6 @@ def latent():
     return tiny(transformers.DeepseekV3ForCausalLM, transformers.DeepseekV3Config, **sizes)
 
 
-def common(one, other):
-    """Tokens that both begin with."""
-    return len(os.path.commonprefix([one, other]))
-
-
 @pytest.mark.parametrize("width", [1, 7])
 @pytest.mark.parametrize("make", [tiny, forgetful, latent])
 def test_logits_over_slots_equal_a_plain_forward_whatever_is_copied(make, width):
@@ -62,7 +57,8 @@ def test_logits_over_slots_equal_a_plain_forward_whatever_is_copied(make, width)
         if held and rng.random() < 0.3:  # others begin as one does
             source = rng.choice(list(held))
             targets = rng.sample(range(9), 2)
-            start = min((common(held[source], held.get(target, [])) for target in targets), default=0)
+            rows = [held[source], *(held.get(target, []) for target in targets)]
+            start = len(os.path.commonprefix(rows))
             cache.copy([source, source], targets, start, len(held[source]))  # what they have in common stays
             held |= dict.fromkeys(targets, held[source])
         slots = rng.sample(range(9), rng.randint(1, 7))

@@ -23,11 +23,6 @@ from agentkit.views.widgets.states import States, as_json
 FOLDER = Path(agentkit.views.widgets.__file__).parent
 
 
-def views():
-    """One of each."""
-    return [widget(), group_view(group(), TASKS), mask_xray(trajectory("t0", 1.0))]
-
-
 def test_what_is_kept_of_many_samples_and_what_marks_a_task(monkeypatch):
     monkeypatch.setattr("agentkit.views.widgets.trajectories.SAMPLES", 2)
     tasks = widget().payload["tasks"]
@@ -138,7 +133,7 @@ def test_a_note_that_cannot_be_saved_says_so(run):
 
 
 def test_pages_are_self_contained_and_live_views_get_the_same_bytes():
-    for view in views():
+    for view in (widget(), group_view(group(), TASKS), mask_xray(trajectory("t0", 1.0))):
         live = view.live()
         assert live.data == view.data and live._esm == view.source
         live.close()

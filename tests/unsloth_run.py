@@ -96,8 +96,6 @@ def main(folder: Path) -> None:
     with torch.no_grad():
         gap = (saved.eval()(ids).logits - ours.model.eval()(ids).logits).abs().max()
     found["adapter_gap"] = float(gap)
-    if torch.cuda.is_available():
-        found["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
     print(json.dumps(found), flush=True)
 
 

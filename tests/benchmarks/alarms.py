@@ -33,9 +33,8 @@ def measured(
     """Simulate so many runs of each fault and healthy ones, judge and count, as ``table``."""
     from tqdm.auto import tqdm
 
-    planned = [(None, i) for i in range(healthy)] + [
-        (fault, i) for fault in CONSEQUENCES for i in range(runs)
-    ]
+    planned = [(None, i) for i in range(healthy)]
+    planned += [(fault, i) for fault in CONSEQUENCES for i in range(runs)]
     judged = []
     for fault, i in tqdm(planned, desc="simulated runs", disable=not progress):
         run = simulate(fault, first_seed + i)

@@ -81,13 +81,12 @@ def children(names: list[str], chosen: argparse.Namespace, log: Path) -> Iterato
 
 
 def _lines(names: list[str], chosen: argparse.Namespace, log: Path) -> Iterator[dict]:
-    options = [f"--{word}" for word in ("quick", "rehearse") if getattr(chosen, word)]
-    command = [sys.executable, str(Path(__file__)), chosen.kind, "--child", *names, *options]
+    words = [f"--{word}" for word in ("quick", "rehearse") if getattr(chosen, word)]
+    command = [sys.executable, str(Path(__file__)), chosen.kind, "--child", *names, *words]
     limit = LIMIT_S * len(names)
     with log.open("a") as errors:
-        child = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
-        )
+        options = {"stderr": errors, "text": True, "start_new_session": True}
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, **options)
         timer = threading.Timer(limit, os.killpg, (child.pid, signal.SIGKILL))
         timer.start()
         try:
@@ -151,9 +150,7 @@ def main() -> int:
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--quick", action="store_true", help="the smallest sizes")
     parser.add_argument("--rehearse", action="store_true", help="a tiny model in place of 4B, on any device")
-    parser.add_argument(
-        "--only", nargs="+", choices=FIGURES, default=[], metavar="NAME", help=", ".join(FIGURES)
-    )
+    parser.add_argument("--only", nargs="+", choices=FIGURES, default=[], help="these figures")
     parser.add_argument("--out", type=Path, help="folder for lines.jsonl, table.md and log.txt")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     chosen = parser.parse_args()

@@ -6,10 +6,10 @@ python -m pytest tests/gpu
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -34,9 +34,7 @@ RECIPE = Recipe(
 )  # fmt: skip
 
 
-without_vllm = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None, reason="the vllm extra is not installed"
-)
+without_vllm = pytest.mark.skipif(find_spec("vllm") is None, reason="the vllm extra is not installed")
 
 
 @pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=without_vllm)])
@@ -97,7 +95,7 @@ def test_this_process_holds_no_memory_of_a_gpu_while_children_train(suite, tmp_p
     assert held() == {0} and kept.value.__traceback__ is not None
 
 
-@pytest.mark.skipif(importlib.util.find_spec("unsloth") is None, reason="Unsloth is not installed")
+@pytest.mark.skipif(find_spec("unsloth") is None, reason="Unsloth is not installed")
 def test_two_steps_of_unsloth_with_vllm_on_the_same_weights(tmp_path):
     command = [sys.executable, str(Path(__file__).parents[1] / "unsloth_run.py"), str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=1800)
