@@ -23,7 +23,6 @@ from agentkit import Family, tool
 from agentkit.tasks.families import lookup
 from agentkit.tools import calculate
 from agentkit.tools.corpus import Corpus
-from agentkit.tools.environments import CorpusEnvironment
 from agentkit.tools.search import search_passages
 
 OPENING = ""
@@ -104,9 +103,7 @@ class Setup:
         return folder / "recipe.yaml"
 
 
-def kept(tasks: list[Task]) -> list[Task]:
-    """Tasks exported to a file as they are, plans included."""
-    return tasks
+kept = list  # tasks exported to a file as they are, plans included
 
 
 def without_plans(tasks: list[Task]) -> list[Task]:

@@ -226,11 +226,10 @@ def test_the_report_as_text_html_and_json(rollouts, tmp_path):
     tasks, sampled, golden = rollouts
     hostile = [replace(t, success=0.0, why="<script>alert(1)</script>") for t in golden]
     preflight = report(RECIPE, sampled, hostile, tasks, plan(), n_test=100)
-    assert "<script>" not in preflight._repr_html_() and "&lt;script&gt;" in preflight._repr_html_()
+    page = preflight._repr_html_()
+    assert "<script>" not in page and "&lt;script&gt;" in page
     assert preflight.light == "red" and "[   stop] Gold trajectories" in preflight.text()
-    bad, good, settings = map(
-        preflight._repr_html_().index, ("Gold trajectories", "checks are good", "Settings")
-    )
+    bad, good, settings = map(page.index, ("Gold trajectories", "checks are good", "Settings"))
     assert bad < good < settings
     path = preflight.save(tmp_path / "preflight.json")
     assert json.loads(path.read_text())["light"] == "red"

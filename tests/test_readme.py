@@ -65,9 +65,8 @@ def test_the_first_commands_of_the_readme_run(tmp_path):
     tiny = {"base": "nano.yaml", "n_tasks": 60, "steps": 2, "val_tasks": 4, "val_every": 2, "test_samples": 1}
     tiny |= {"prompts_per_step": 2, "group_size": 4, "micro_batch": 8, "preflight": "warn"}
     (here / "params" / "tiny.yaml").write_text(json.dumps(tiny))
-    options = (
-        f" -- PYTHON=true RECIPE=params/tiny.yaml LAB=--no-browser\\ --port={free_port()}\\ --allow-root"
-    )
+    jupyter = f"--no-browser\\ --port={free_port()}\\ --allow-root"
+    options = f" -- PYTHON=true RECIPE=params/tiny.yaml LAB={jupyter}"
     environment = os.environ | {"PYTHONPATH": str(here), "MAKEFLAGS": options}
     subprocess.run(["bash", "-ec", demo], cwd=here, env=environment, check=True, timeout=900)
     assert (here / "outputs" / "demo" / "report.html").is_file()

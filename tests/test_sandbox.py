@@ -135,8 +135,6 @@ def test_a_bad_argument_is_refused():
 
 
 # ---- many at once
-
-
 def test_a_forked_child_has_a_sandbox_of_its_own():
     run_python("")
     reader, writer = os.pipe()

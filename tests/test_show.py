@@ -34,13 +34,12 @@ def test_nothing_that_a_model_wrote_is_markup():
 
 
 CELL = """
-import IPython
+import json
 from IPython.core.interactiveshell import InteractiveShell
 shell = InteractiveShell.instance()
 import agentkit
 from agentkit import StopReason, Trajectory, Turn
 one = Trajectory("A-1", "p", 0, 1, (1,), (2,), (1,), (0.0,), (Turn("<b>hm</b>", (0, 1)),), StopReason.ANSWER)
-import json
 print(json.dumps(shell.display_formatter.format(one)[0]))
 """
 

@@ -210,7 +210,8 @@ def test_a_transcript_holds_what_a_rollout_holds_and_no_mark_that_it_quotes(toke
 def check_transcript(tokenizer, path, name, arguments, thought):
     other = with_template(templated(tokenizer, name), arguments=arguments)
     codec = quiet(ChatCodec, other, "Use the tools.", tool_schemas(Note()))
-    steering, quoted = (listed(other, ids) for ids in (codec.marks.steering, codec.marks.ids))
+    marks = [[other.decode([i]) for i in sorted(ids)] for ids in (codec.marks.steering, codec.marks.ids)]
+    steering, quoted = (f"a {' '.join(each)} b" for each in marks)
     call = {"name": "keep", "arguments": json.dumps({"text": quoted, "deep": {"a": [quoted, 1]}})}
     told = {"reasoning_content": thought} if thought else {}
     messages = [
@@ -233,10 +234,6 @@ def check_transcript(tokenizer, path, name, arguments, thought):
     for turn in t.turns:
         *inside, end = t.completion_ids[slice(*turn.span)]
         assert end in codec.ends and codec.marks.steering.union(codec.ends).isdisjoint(inside)
-
-
-def listed(tokenizer, ids):
-    return f"a {' '.join(tokenizer.decode([i]) for i in sorted(ids))} b"
 
 
 def check_frames(other, codec):

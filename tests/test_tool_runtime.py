@@ -187,9 +187,8 @@ def test_a_process_with_a_hung_tool_can_end():
         "class E:\n def hang(self): time.sleep(3600)\n"
         "print(asyncio.run(run_call(ToolCall('hang', {}), E(), timeout_s=0.5)).observation)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=project_root(__file__), capture_output=True, text=True, timeout=120
-    )
+    options = {"cwd": project_root(__file__), "capture_output": True, "text": True, "timeout": 120}
+    done = subprocess.run([sys.executable, "-c", code], **options)
     assert done.stdout.strip() == "Error: hang did not answer within 0.5 s.", done.stderr
 
 

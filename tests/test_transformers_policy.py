@@ -79,9 +79,8 @@ def play(policy, count, seed=0, delay=lambda number, turn: 0.0, at_once=None):
             policy.begin(number)
             try:
                 for turn in range(rng.randint(1, 5)):
-                    found = await policy.sample(
-                        Request(TASK, number, turn, list(ids), (seed, number, turn), 9, 1.0)
-                    )
+                    request = Request(TASK, number, turn, list(ids), (seed, number, turn), 9, 1.0)
+                    found = await policy.sample(request)
                     turns.append((list(ids), found))
                     ids += found.ids + [rng.randrange(97) for _ in range(rng.randint(1, 12))]
                     await asyncio.sleep(delay(number, turn))

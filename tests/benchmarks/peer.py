@@ -3,8 +3,7 @@
 Stock TRL 1.15 gets its log-probabilities from ``model(..., fused_lm_head=True)``, a kernel for GPUs.
 ``StockTrainer`` is TRL's GRPOTrainer with the method TRL 1.14.2 had in that place, which runs anywhere: one
 forward of the padded batch, logits of the completion only (``logits_to_keep``), divided by the temperature,
-then TRL's own ``selective_log_softmax`` and ``entropy_from_logits``. All else is TRL's. Leaves out rollouts
-(rollouts.py).
+then TRL's own ``selective_log_softmax`` and ``entropy_from_logits``. All else is TRL's.
 """
 
 import tempfile

@@ -3,8 +3,7 @@
 The batch is one group of eight on the small agent: a prompt of corpus text and eight completions of 256
 tokens with nothing in common, so that nothing but the prompt can be shared. Each is four turns of 32 sampled
 tokens and four tool replies of 32, which the loss leaves out: about the proportion in the small agent's own
-trajectories. None is padded, which favours the peer. The peer is stock TRL 1.15 with the log-probabilities of
-TRL 1.14.2, because 1.15's own need a GPU kernel (peer.py says what that is). They take turns.
+trajectories. None is padded, which favours the peer (peer.py). They take turns.
 Leaves out memory, and the optimiser's own arithmetic, which is the same for both.
 """
 

@@ -1,8 +1,4 @@
-"""What only a GPU shows: rollouts and the update on CUDA, vLLM's GPU build, and Unsloth's GPU classes.
-Skipped without one.
-
-python -m pytest tests/gpu
-"""
+"""What only a GPU shows: rollouts and the update on CUDA, vLLM's GPU build, Unsloth's GPU classes; else skipped."""
 
 from __future__ import annotations
 
