@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from test_evaluation import trajectory
 
-from agentkit.evaluation.sweeps import Ablation, against_one
+from agentkit.evaluation.statistics import over_seeds
+from agentkit.evaluation.sweeps import Ablation, against_one, differences
 from agentkit.records import Task
 from agentkit.runs import Run, append_jsonl, write_tasks, write_trajectories
 from agentkit.views import plots
@@ -117,6 +118,12 @@ def test_an_interval_and_its_verdict_never_disagree():
             low, high = test["ci95"]
             assert (test["verdict"] in ("better", "worse")) == (not low <= 0 <= high)
             assert test["p"] <= test["p_dunnett"] and test["p"] <= test["p_holm"]
+
+
+def test_pooling_the_seeds_of_two_arms_changes_nothing():
+    cube = np.random.default_rng(0).random((2, 3, 20))
+    (pooled,), own = differences(cube), over_seeds(cube[1] - cube[0])
+    assert (pooled.error, pooled.freedom) == pytest.approx((own.error, own.freedom))
 
 
 def test_equal_arms_of_few_tasks_show_nothing_within_a_wide_interval():

@@ -396,6 +396,9 @@ def test_an_extended_lab_is_for_this_notebook_only(recipe, tmp_path):
         Work(extended, Run.create(tmp_path / "run")).train()
     with pytest.raises(RecipeError, match="shop would be missing"):
         lab.extended(families={"shop": Family(environment=type("Shop", (), {}))}).check_for_children()
+    # a training with another reward, or with one of the same name that was edited, is another one
+    edited = [lab.extended(rewards={"mine": (f, 1.0)}) for f in (statistics.fmean, statistics.correlation)]
+    assert len({own.digest for own in (lab, *edited)}) == 3
 
 
 def test_a_system_prompt_that_asks_for_no_answer_line_is_warned_of(recipe, tmp_path):

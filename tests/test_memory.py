@@ -132,6 +132,14 @@ def test_4_bits_are_counted_as_such_and_weights_that_vllm_shares_once():
     assert alone.needed(24) - packed.needed(24) == pytest.approx(packed.weights * memory.MARGIN)
 
 
+def test_the_plan_of_a_micro_batch_is_the_peak_of_so_many_rows():
+    config, recipe = transformers.Qwen3Config(vocab_size=500, **SHAPE), Recipe(max_tokens=256, micro_batch=4)
+    made, case = memory.plan(recipe, config=config), (memory.PROMPT + 256, 256, "cuda")
+    for rows in (1, 4):
+        peak = memory.update_peak(copy.deepcopy(config), recipe, torch.bfloat16, rows, *case)
+        assert made.update(rows) == pytest.approx(peak * memory.MARGIN), rows
+
+
 def test_a_recipe_is_told_what_fits_and_what_to_change():
     plain = {"weights": 8e9, "update_fixed": 9e9, "update_row": 3e9, "micro_batch": 8, "engine_share": 1.0}
     crowded = memory.MemoryPlan(**(plain | {"update_row": 1e9, "kept": 30e9}))

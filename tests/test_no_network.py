@@ -9,6 +9,8 @@ from survive import make_trainer, tiny_agent
 
 from agentkit.policies.engine_weights import save_lora
 from agentkit.recipe import Recipe
+from agentkit.records import RecipeError
+from agentkit.training import memory
 from agentkit.training.adapters import lora, save_adapter
 from agentkit.training.sft import fine_tune
 
@@ -46,6 +48,12 @@ def test_training_and_its_checkpoints_ask_nobody(tmp_path, asked):
     run = tmp_path / "run"
     assert NAME in (run / "adapter" / "adapter_config.json").read_text()
     assert list((run / "train" / "checkpoints").glob("checkpoint-*"))
+    assert not asked, asked[:3]
+
+
+def test_planning_memory_asks_nobody(asked):
+    with pytest.raises(RecipeError, match="is not on this machine"):
+        memory.plan(Recipe(model=NAME))
     assert not asked, asked[:3]
 
 

@@ -63,6 +63,7 @@ PLANTED = {  # name: (what is changed, words of the first red or amber item)
     "reward weight 0": ({"recipe": {"reward": {"correctness": 0, "format": 0.1, "efficiency": 1}}}, "correctness alone tells right from wrong"),
     "negative weight": ({"rewards": {"mine": (correctness, -1.0)}}, "sign, or its weight's, is flipped"),
     "pays for calls": ({"rewards": {"mine": (lambda task, t: 0.2 * len(results_of(t)), 1.0)}}, "depends on being right"),
+    "a price of calls": ({"rewards": {"right": (correctness, 1.0), "mine": (lambda task, t: -len(results_of(t)), 2.0)}}, "lower the weight of mine"),
     "an input never written": ({"rewards": {"right": (correctness, 1.0), "mine": (lambda task, t: 0.1 * task.meta.get("num_turns", 0), 1.0)}}, "num_turns"),
     "any number": ({"verifier": numbers_only}, "takes another number"),
     "shared substring": ({"verifier": shared}, "takes any text that holds the gold answer"),

@@ -122,6 +122,14 @@ def test_no_two_splits_hold_near_duplicates(suite):
     assert all(of[i] == of[j] for i, j in found)
 
 
+def test_near_duplicates_stay_together_where_a_question_stands_twice():
+    asked = ["Who?", "Who?", "Where does it lie?", "where does it lie", *(f"What is {i}?" for i in range(6))]
+    tasks = [Task(str(i), prompt, "") for i, prompt in enumerate(asked)]
+    held = [splits.a_fifth(tasks, random.Random(seed)) for seed in range(20)]
+    assert all(("0" in own) == ("1" in own) and ("2" in own) == ("3" in own) for own in held)
+    assert any("2" in own for own in held)
+
+
 def test_same_seed_same_suite_and_another_seed_another(corpus, tmp_path):
     first, again, other = (Suite.build(SPEC | {"seed": s}, corpus=corpus) for s in (3, 3, 4))
     assert first.tasks == again.tasks

@@ -66,7 +66,7 @@ def test_ids_or_masks_that_changed_on_the_way_to_the_update_are_named():
     good = batch()
     rows, masks = [list(t.completion_ids) for t in good], [list(t.action_mask) for t in good]
     rows[2] = [1, 1, *rows[2][2:]]
-    masks[3] = [1] * 7
+    masks[3] = [1, *masks[3][:-1]]  # as many, one place on
     assert [fault.split(":")[0] for fault in faults(good, rows=rows, masks=masks)] == [
         "trajectory 2 (task u, sample 0)",
         "trajectory 3 (task u, sample 1)",

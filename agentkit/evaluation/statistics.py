@@ -2,7 +2,7 @@
 
 Samples of a task are averaged first, so that the task is the unit of evidence (Miller 2024, Adding Error
 Bars to Evals, arXiv 2411.00640). Training seeds are a second random effect. A share of right answers has
-Wilson's interval, which holds near 0 and 1. tests/simulated_statistics.py measures how often all this holds.
+Wilson's interval, which holds near 0 and 1. tests/test_statistics.py measures how often all this holds.
 Leaves out records and tables.
 """
 
@@ -135,7 +135,7 @@ def share_interval(
     interval on an effective sample size: samples / (1 + (size - 1) correlation), where size is the mean
     cluster that a sample lies in. The correlation within clusters is estimated from the linearised variance
     (Cochran 1977, section 6.3) and drawn to a prior, as few events say little of it; without that intervals
-    near 0 and 1 cover 81 to 90 % (tests/simulated_statistics.py).
+    near 0 and 1 cover 81 to 90 % (tests/test_statistics.py).
     """
     x, m = numerators[denominators > 0], denominators[denominators > 0]
     _check(x, 1)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants
 from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -31,6 +32,8 @@ from agentkit.runs import Run, RunError
 from agentkit.runs.files import ADAPTER, adapter_base, model_path
 
 _MISTRALS = ("mistral", "mistral3", "ministral", "pixtral", "voxtral")  # some split text wrongly unless told
+# else the hub's library fetches a list from there, even where local files alone are asked for
+constants.HF_HUB_DISABLE_TELEMETRY = True
 PROMPT_ROOM = 8192  # tokens that vLLM keeps room for, before a trajectory's own
 
 
