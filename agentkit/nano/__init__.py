@@ -1,6 +1,6 @@
 """The small agent that ships: a Qwen3 model of about two million parameters that knows formats, not facts.
 
-It was pre-trained on transcripts about made-up worlds ; ``.ci/pretrain.py`` makes it again.
+It was pre-trained on transcripts about made-up worlds; ``.ci/pretrain.py`` makes it again.
 Leaves out loading it (policies.loading).
 """
 
