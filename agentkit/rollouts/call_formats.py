@@ -3,7 +3,7 @@
 - hermes: Hermes and Qwen, ``<tool_call>{"name": .., "arguments": {..}}</tool_call>``
 - qwen3_coder: ``<tool_call><function=name><parameter=key>value</parameter></function></tool_call>``
 - glm: GLM-4, ``<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>``
-- llama3: Llama 3.1 and later, the whole turn is ``{"name": .., "parameters": {..}}``, several separated by ";"
+- llama3: Llama 3.1 and later, the whole turn is ``{"name": .., "parameters": {..}}``, several parted by ";"
 
 What a model wrote is hostile: every text gives calls, and one sentence for each malformed one, in time
 linear in its length. Calls in ``<think>`` do not count, a thought ends at ``</think>`` or with the text,
