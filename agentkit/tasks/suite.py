@@ -192,7 +192,7 @@ def _draft_family(
     while found < count:
         if misses == MAX_MISSES:
             if not often or most >= int(COMMON * count):
-                advice = " (ask for fewer)" if found else ""
+                advice = " (ask for fewer with n_tasks)" if found else ""
                 raise SuiteError(
                     f"family {name} gave only {found} of the {count} tasks asked for{advice}: {why}"
                 )
