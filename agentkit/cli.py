@@ -118,7 +118,7 @@ def new_command(
     run = f"agentkit run {recipe} --run outputs/{name}"
     text = (
         f"{recipe}\n{real}\n{lab}\nthe first runs as it stands, and trains the small agent: {run}\n"
-        f"with tools that it does not know, rehearse with a stand-in: {run}-try -p model=scripted -p sft=false"
+        f"with tools that it does not know rehearse with a stand-in: {run}-try -p model=scripted -p sft=false"
     )
     return _print(as_json, {"recipe": str(recipe), "real": str(real), "lab": str(lab)}, text)
 
